@@ -1,0 +1,37 @@
+# Everything is set up on first use: `make reproduce` and `make test` need only Python, pip and make.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help setup reproduce test lint format clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "dasgrad needs Python 3.11 or newer; call make with PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,experiments]'
+	@touch $(STAMP)
+
+setup: $(STAMP)  ## make the virtual environment in .venv
+
+reproduce: $(STAMP)  ## DASGrad against Adam and AMSGrad on the embedded digits data, with figure and table
+	$(BIN)/dasgrad run digits --out runs
+
+test: $(STAMP)  ## run the test suite
+	$(BIN)/python -m pytest -n auto
+
+lint: $(STAMP)  ## ruff and a strict type check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and what the tools leave behind
+	rm -rf $(VENV) build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

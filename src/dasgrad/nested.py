@@ -1,0 +1,92 @@
+"""Batches as people write them: tensors inside tuples, lists and mappings, to any depth.
+
+A leaf is whatever torch functions accept as an argument: a tensor, or an object such as `SparseRows` that
+implements ``__torch_function__``. Everything else (strings, numbers, None) is carried along unchanged.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+
+def is_leaf(value: object) -> bool:
+    """Whether a value is a tensor or acts as one for torch functions."""
+    return isinstance(value, Tensor) or hasattr(type(value), "__torch_function__")
+
+
+def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
+    """The same structure with ``function`` applied to every leaf."""
+    if is_leaf(data):
+        return function(data)
+    if isinstance(data, Mapping):
+        return {key: map_leaves(function, value) for key, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(map_leaves(function, value) for value in data))
+    if isinstance(data, tuple | list):
+        return type(data)(map_leaves(function, value) for value in data)
+    return data
+
+
+def leaves(data: Any) -> list[Any]:
+    """All leaves, in the order in which `map_leaves` meets them."""
+    found: list[Any] = []
+
+    def note(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    map_leaves(note, data)
+    return found
+
+
+def replace_leaves(data: Any, values: list[Any]) -> Any:
+    """The same structure with other leaves, given in the order of `leaves`."""
+    remaining = iter(values)
+    return map_leaves(lambda _: next(remaining), data)
+
+
+def move(data: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
+    """The same structure on a device."""
+    return map_leaves(lambda leaf: leaf.to(device, non_blocking=non_blocking), data)
+
+
+def count_examples(data: Any) -> int:
+    """The batch size: the length of the first dimension, which all leaves must share.
+
+    Raises:
+        ValueError: when there is no tensor, or lengths differ.
+    """
+    sizes = [tuple(leaf.shape) for leaf in leaves(data)]
+    if not sizes or any(not size for size in sizes):
+        raise ValueError(
+            f"`data` must hold tensors with examples along their first dimension, got shapes {sizes} in "
+            f"{type(data).__name__}."
+        )
+    if len({size[0] for size in sizes}) > 1:
+        raise ValueError(f"`data` must hold the same number of examples in every tensor, got shapes {sizes}.")
+    return int(sizes[0][0])
+
+
+def take(data: Any, rows: Any) -> Any:
+    """The same structure with each leaf indexed along its first dimension."""
+    return map_leaves(lambda leaf: leaf[rows], data)
+
+
+def columns_of(dataset: Any) -> Any | None:
+    """The tensors of a data set held in memory, to be indexed directly; None for any other data set.
+
+    In memory are: a ``TensorDataset`` (not a subclass, which may change what it returns), a tensor or
+    `SparseRows`, and a tuple or mapping of them. A list is a sequence of examples.
+    """
+    if type(dataset) is TensorDataset:
+        return tuple(dataset.tensors)
+    if is_leaf(dataset):
+        return dataset
+    if isinstance(dataset, tuple | Mapping) and dataset:
+        values = dataset.values() if isinstance(dataset, Mapping) else dataset
+        if all(is_leaf(value) for value in values):
+            return dataset
+    return None

@@ -1,0 +1,306 @@
+"""`AdaptiveSampler`: scores in, draws and importance weights out.
+
+Masses πᵢ(sᵢ + ε) stand in a segment tree. A draw takes one uniform number u: below the floor λ it picks from
+the target π, above it from the tree, so that pᵢ = (1−λ)·massᵢ/Σmass + λ·πᵢ. The weight πᵢ/pᵢ undoes the
+sampling in expectation, and never exceeds 1/λ. The floor is a mixture of two draws and not a constant in the
+leaves: constants in leaves lose their bound as soon as one leaf is updated and the total moves.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from dasgrad.sampling.segment_tree import SegmentTree
+from dasgrad.targets import check_simplex
+
+STATE_VERSION = 1
+
+
+class Draw(int):
+    """The index of a drawn example, with the weight it had when it was drawn.
+
+    It is an ``int``, so every dataset takes it as an index; it keeps its weight on the way through worker
+    processes, where `WithDraws` reads it.
+    """
+
+    weight: float
+
+    def __new__(cls, index: int, weight: float) -> "Draw":
+        """Make a draw of example ``index`` with importance weight ``weight``."""
+        draw = super().__new__(cls, index)
+        draw.weight = weight
+        return draw
+
+    def __reduce__(self) -> tuple[type["Draw"], tuple[int, float]]:
+        return Draw, (int(self), self.weight)
+
+    def __repr__(self) -> str:
+        return f"Draw({int(self)}, weight={self.weight:.4g})"
+
+
+class AdaptiveSampler(Sampler[list[Draw]]):
+    """A batch sampler that draws examples in proportion to their scores, with replacement.
+
+    Before the first `refresh` (and whenever all masses are zero) it draws from the target itself, with
+    weights 1. One pass yields ceil(n / batch_size) batches of exactly ``batch_size`` draws each.
+
+    Args:
+        num_examples: n, at least 1.
+        batch_size: B, at least 1.
+        target: π, ``[n]`` non-negative of sum 1; None is uniform. Examples with πᵢ = 0 are never drawn.
+        floor: λ in [0, 1), the share of draws taken from π itself; weights are at most 1/λ.
+        epsilon: ε ≥ 0, added to every score. ``floor`` and ``epsilon`` must not both be 0: an example whose
+            old score is 0 would never be drawn again, and the gradient would be biased.
+        stratified: one draw from each of B equal slices of probability instead of B independent ones; the
+            estimate stays unbiased and its variance is never larger.
+        seed: of the sampler's own generator; the global one is never touched.
+        device: where masses, draws and weights live.
+
+    Raises:
+        ValueError: for arguments out of range, and for scores that are negative, NaN, infinite or of the
+            wrong length; the last good state stays.
+
+    Example:
+        >>> sampler = AdaptiveSampler(4, batch_size=2, floor=0.2, seed=0)
+        >>> sampler.refresh([0.0, 0.0, 1.0, 3.0])
+        >>> sampler.probabilities
+        tensor([0.0500, 0.0500, 0.2500, 0.6500], dtype=torch.float64)
+        >>> sampler.weights
+        tensor([5.0000, 5.0000, 1.0000, 0.3846], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        num_examples: int,
+        batch_size: int,
+        *,
+        target: Tensor | Sequence[float] | None = None,
+        floor: float = 0.1,
+        epsilon: float = 0.0,
+        stratified: bool = True,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        for name, value in (("num_examples", num_examples), ("batch_size", batch_size)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"`AdaptiveSampler({name}=...)` must be a positive integer, got {value!r}.")
+        if not 0.0 <= floor < 1.0:
+            raise ValueError(f"`AdaptiveSampler(floor=...)` must be in [0, 1), got {floor!r}.")
+        if not 0.0 <= epsilon < float("inf"):
+            raise ValueError(f"`AdaptiveSampler(epsilon=...)` must be finite and at least 0, got {epsilon!r}.")
+        if floor == 0.0 and epsilon == 0.0:
+            raise ValueError(
+                "`AdaptiveSampler(floor=..., epsilon=...)` must not both be 0: an example with an old score "
+                "of 0 would never be drawn again, and the gradient would be biased."
+            )
+        if not isinstance(seed, int) or seed < 0:
+            raise ValueError(f"`AdaptiveSampler(seed=...)` must be a non-negative integer, got {seed!r}.")
+        self.num_examples = num_examples
+        self.batch_size = batch_size
+        self.floor = float(floor)
+        self.epsilon = float(epsilon)
+        self.stratified = bool(stratified)
+        self.seed = seed
+        self._target_tree: SegmentTree | None = None
+        if target is not None:
+            target = torch.as_tensor(target, dtype=torch.float64, device=device)
+            if target.shape != (num_examples,):
+                raise ValueError(
+                    f"`AdaptiveSampler(target=...)` must have shape ({num_examples},), got {tuple(target.shape)}."
+                )
+            check_simplex(target, "AdaptiveSampler(target=...)")
+            self._target_tree = SegmentTree(target)
+        self._tree = SegmentTree(torch.zeros(num_examples, dtype=torch.float64, device=device))
+        self._refreshed = False
+        self._has_mass = False
+        self._generator = torch.Generator(self.device)
+        self.set_epoch(0)
+
+    # --- what is drawn from ---------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where masses, draws and weights live."""
+        return self._tree.device
+
+    @property
+    def target(self) -> Tensor:
+        """π, ``[n]`` float64."""
+        if self._target_tree is None:
+            share = 1.0 / self.num_examples
+            return torch.full((self.num_examples,), share, dtype=torch.float64, device=self.device)
+        return self._target_tree.masses
+
+    @property
+    def refreshed(self) -> bool:
+        """Whether scores were given since the start; before that p = π."""
+        return self._refreshed
+
+    @property
+    def scores(self) -> Tensor:
+        """The scores in use, ``[n]`` float64; zero before the first refresh and where πᵢ = 0."""
+        if not self._refreshed:
+            return torch.zeros_like(self.target)
+        target = self.target
+        scores = self._tree.masses / target - self.epsilon
+        return torch.where(target > 0, scores, 0.0).clamp_(min=0.0)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """p, floor included, ``[n]`` float64, of sum 1."""
+        if not self._has_mass:
+            return self.target
+        return (1 - self.floor) * self._tree.masses / self._tree.total + self.floor * self.target
+
+    @property
+    def weights(self) -> Tensor:
+        """W = π/p, ``[n]`` float64; 0 where πᵢ = 0, which is never drawn."""
+        return torch.where(self.target > 0, self.target / self.probabilities, 0.0)
+
+    def refresh(self, scores: Tensor | Sequence[float]) -> None:
+        """Take new scores for all n examples."""
+        checked = self._check_scores(scores, self.num_examples, "refresh")
+        self._tree.rebuild(self.target * (checked + self.epsilon))
+        self._refreshed = True
+        self._has_mass = bool(self._tree.total > 0)
+
+    def update(self, indices: Tensor | Sequence[int], scores: Tensor | Sequence[float]) -> None:
+        """Take new scores for some examples; of an index given twice, the last score counts.
+
+        Scores must be on the scale of those already there, and a `refresh` must have come first: until then
+        the others have no mass to compare with.
+        """
+        if not self._refreshed:
+            raise ValueError("`AdaptiveSampler.update` needs scores of all examples first: call `refresh`.")
+        indices = torch.as_tensor(indices, device=self.device)
+        if indices.dim() != 1:
+            raise ValueError(f"`update(indices=...)` must be 1-D, got shape {tuple(indices.shape)}.")
+        checked = self._check_scores(scores, len(indices), "update")
+        if len(indices) == 0:
+            return
+        outside = (indices < 0) | (indices >= self.num_examples)
+        if outside.any():
+            bad = int(indices[outside][0])
+            raise ValueError(f"`update(indices=...)` must be in [0, {self.num_examples}), got {bad}.")
+        if self._target_tree is None:
+            masses = (checked + self.epsilon) * (1.0 / self.num_examples)
+        else:
+            masses = (checked + self.epsilon) * self._target_tree[indices]
+        self._tree.update(indices, masses)
+        self._has_mass = bool(self._tree.total > 0)
+
+    def _check_scores(self, scores: Tensor | Sequence[float], length: int, method: str) -> Tensor:
+        scores = torch.as_tensor(scores, device=self.device).detach().to(torch.float64)
+        if scores.shape != (length,):
+            raise ValueError(
+                f"`AdaptiveSampler.{method}(scores=...)` must have shape ({length},), got {tuple(scores.shape)}."
+            )
+        bad = ~(torch.isfinite(scores) & (scores >= 0))
+        if bad.any():
+            index = int(bad.nonzero()[0])
+            raise ValueError(
+                f"`AdaptiveSampler.{method}(scores=...)` must be finite and non-negative, "
+                f"got {float(scores[index])} at position {index}."
+            )
+        return scores
+
+    # --- drawing --------------------------------------------------------------------------------------
+
+    def draw(self, num: int | None = None) -> tuple[Tensor, Tensor]:
+        """``num`` draws (default ``batch_size``): indices ``[num]`` int64 and weights ``[num]`` float64."""
+        num = self.batch_size if num is None else num
+        if not isinstance(num, int) or num < 0:
+            raise ValueError(f"`draw(num=...)` must be a non-negative integer, got {num!r}.")
+        u = torch.rand(num, dtype=torch.float64, device=self.device, generator=self._generator)
+        if self.stratified:
+            u = (torch.arange(num, dtype=torch.float64, device=self.device) + u) / max(num, 1)
+        return self._locate(u)
+
+    def _locate(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The draws that uniforms u in [0, 1] decide, and their weights."""
+        if not self._has_mass:
+            return self._find_in_target(u), torch.ones_like(u)
+        total = self._tree.total
+        above = ((u - self.floor) / (1 - self.floor)).clamp_(0.0, 1.0)
+        indices = self._tree.find(above * total)
+        if self.floor > 0:
+            below = (u / self.floor).clamp_(max=1.0)
+            indices = torch.where(u < self.floor, self._find_in_target(below), indices)
+        masses = self._tree[indices]
+        if self._target_tree is None:
+            scores = masses * self.num_examples
+        else:
+            scores = masses / self._target_tree[indices]
+        return indices, 1.0 / ((1 - self.floor) * scores / total + self.floor)
+
+    def _find_in_target(self, u: Tensor) -> Tensor:
+        if self._target_tree is None:
+            return (u * self.num_examples).long().clamp_(max=self.num_examples - 1)
+        return self._target_tree.find(u * self._target_tree.total)
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        for _ in range(len(self)):
+            yield as_draws(*self.draw())
+
+    def __len__(self) -> int:
+        return -(-self.num_examples // self.batch_size)
+
+    # --- state ----------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Restart the generator as a function of (seed, epoch), as torch's distributed sampler does.
+
+        Without it the generator just goes on from pass to pass.
+        """
+        if not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"`set_epoch(epoch=...)` must be a non-negative integer, got {epoch!r}.")
+        mixed = np.random.SeedSequence([self.seed, epoch]).generate_state(1, np.uint64)[0]
+        self._generator.manual_seed(int(mixed) >> 1)
+
+    def _options(self) -> dict[str, Any]:
+        names = ("num_examples", "batch_size", "floor", "epsilon", "stratified")
+        return {name: getattr(self, name) for name in names}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the next draws depend on."""
+        return {
+            "version": STATE_VERSION,
+            "options": self._options(),
+            "refreshed": self._refreshed,
+            "tree": self._tree.state_dict(),
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore `state_dict`; the next draws are those the saved sampler would have made.
+
+        Raises:
+            ValueError: for an unknown version, or a sampler built with other options; nothing is changed.
+        """
+        if state_dict.get("version") != STATE_VERSION:
+            raise ValueError(
+                f"`AdaptiveSampler.load_state_dict` reads version {STATE_VERSION}, got {state_dict.get('version')!r}."
+            )
+        for name, value in self._options().items():
+            saved = state_dict["options"][name]
+            if saved != value:
+                raise ValueError(
+                    f"`AdaptiveSampler.load_state_dict` needs a sampler with {name}={saved!r}, got {value!r}."
+                )
+        self._tree.load_state_dict(state_dict["tree"])
+        self._generator.set_state(state_dict["generator"].cpu())
+        self._refreshed = bool(state_dict["refreshed"])
+        self._has_mass = bool(self._tree.total > 0)
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self._options().items())
+        return f"AdaptiveSampler({options}, seed={self.seed})"
+
+
+def as_draws(indices: Tensor, weights: Tensor) -> list[Draw]:
+    """Index and weight tensors as a list that a ``DataLoader`` passes on."""
+    return [Draw(i, w) for i, w in zip(indices.tolist(), weights.tolist(), strict=True)]

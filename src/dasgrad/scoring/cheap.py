@@ -1,0 +1,47 @@
+"""Scores that need no parameter gradients: the loss, and the gradient at the model's output."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dasgrad.scoring.losses import LossFunction
+
+
+def loss_scores(function: LossFunction, data: Any) -> Tensor:
+    """sᵢ = fᵢ(θ), which must not be negative: the sampler refuses negative scores."""
+    with torch.no_grad():
+        return function.call(function.tensors(), data).detach()
+
+
+def last_layer_scores(function: LossFunction, data: Any) -> Tensor:
+    """sᵢ = ‖∂fᵢ/∂outputᵢ‖: proportional to a bound on the gradient norm of a network with a linear head.
+
+    Raises:
+        ValueError: when the model returns something else than one tensor, or is called more than once.
+    """
+    outputs: list[Tensor] = []
+
+    def cut(module: nn.Module, args: Any, output: Any) -> Tensor:
+        if not isinstance(output, Tensor):
+            raise ValueError(
+                '`ExampleScorer(score="last_layer")` needs a model whose output is one tensor, '
+                f"got {type(output).__name__}."
+            )
+        outputs.append(output.detach().requires_grad_())
+        return outputs[-1]
+
+    handle = function.model.register_forward_hook(cut)
+    try:
+        losses = function.call(function.tensors(), data)
+    finally:
+        handle.remove()
+    if len(outputs) != 1:
+        raise ValueError(
+            f'`ExampleScorer(score="last_layer")` needs a loss that calls the model once, got {len(outputs)} calls.'
+        )
+    if len(losses) == 0:
+        return losses.detach()
+    (gradient,) = torch.autograd.grad(losses.sum(), outputs)
+    precise = torch.promote_types(gradient.dtype, torch.float32)
+    return torch.linalg.vector_norm(gradient.to(precise).flatten(1), dim=1)

@@ -1,0 +1,89 @@
+"""Per-example gradients of any model: ``torch.func`` where it works, an exact autograd loop where not.
+
+Both give, for each parameter asked for, a tensor ``[B, *param.shape]`` whose row i is ∇fᵢ. They hold B
+gradients at once, so callers cut batches into pieces of `rows_within_budget` examples.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dasgrad import nested
+from dasgrad.scoring.losses import LossFunction, LossShapeError
+
+GRADIENT_ELEMENTS = 2**24
+"""How many gradient entries are held at once: 64 MiB in float32."""
+
+_VMAP_FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, AssertionError)
+
+
+def rows_within_budget(num_params: int) -> int:
+    """How many examples' gradients of ``num_params`` entries fit the budget; at least 1."""
+    return max(1, GRADIENT_ELEMENTS // max(1, num_params))
+
+
+class PerExampleGradients:
+    """Gradients of each example's loss; remembers when ``torch.func`` failed on this model, and says so once."""
+
+    def __init__(self) -> None:
+        self.looping = False
+
+    def __call__(self, function: LossFunction, names: Sequence[str], data: Any) -> dict[str, Tensor]:
+        """``{name: [B, *shape]}`` for the parameters ``names`` of ``function``."""
+        tensors = function.tensors()
+        if not self.looping and all(isinstance(leaf, Tensor) for leaf in nested.leaves(data)):
+            try:
+                return _by_vmap(function, tensors, names, data)
+            except LossShapeError:
+                raise
+            except _VMAP_FAILURES as error:
+                # If the model itself is at fault, the loop below raises the same error, unwrapped.
+                gradients = _by_loop(function, tensors, names, data)
+                self._announce(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+                return gradients
+        if not self.looping:
+            self._announce("the data are not plain tensors")
+        return _by_loop(function, tensors, names, data)
+
+    def _announce(self, reason: str) -> None:
+        self.looping = True
+        warnings.warn(
+            f"`ExampleScorer` computes per-example gradients one by one, exactly but slowly, because "
+            f"torch.func does not apply here ({reason}).",
+            stacklevel=2,
+        )
+
+
+def _by_vmap(function: LossFunction, tensors: dict[str, Tensor], names: Sequence[str], data: Any) -> dict[str, Tensor]:
+    constants = {name: tensor for name, tensor in tensors.items() if name not in set(names)}
+
+    def loss_of_one(params: dict[str, Tensor], rows: list[Tensor]) -> Tensor:
+        example = nested.replace_leaves(data, [row.unsqueeze(0) for row in rows])
+        return function.call({**constants, **params}, example)[0]
+
+    gradient = torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0), randomness="different")
+    params = {name: tensors[name] for name in names}
+    with torch.no_grad(), warnings.catch_warnings():
+        # Layers without a batching rule are run example by example inside vmap: slower, still exact.
+        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+        gradients: dict[str, Tensor] = gradient(params, nested.leaves(data))
+    return gradients
+
+
+def _by_loop(function: LossFunction, tensors: dict[str, Tensor], names: Sequence[str], data: Any) -> dict[str, Tensor]:
+    params = {name: tensors[name].detach().requires_grad_() for name in names}
+    rows: list[Sequence[Tensor]] = []
+    for i in range(nested.count_examples(data)):
+        loss = function.call({**tensors, **params}, nested.take(data, slice(i, i + 1)))[0]
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=True)
+        else:
+            found = tuple(torch.zeros_like(param) for param in params.values())
+        rows.append(found)
+    if not rows:
+        return {name: param.new_zeros((0, *param.shape)) for name, param in params.items()}
+    stacked = (torch.stack(column).detach() for column in zip(*rows, strict=True))
+    return dict(zip(names, stacked, strict=True))

@@ -1,0 +1,55 @@
+"""Scoring must leave no trace: modes, random states and autograd settings are put back as they were."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside ``torch.compile`` and (distributed) data-parallel wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the first parameter or buffer; the CPU for a model with neither."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def training_batch_norms(model: nn.Module) -> list[str]:
+    """Names of the BatchNorm modules that are in training mode."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return [name or "(the model itself)" for name, m in model.named_modules() if isinstance(m, kind) and m.training]
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Evaluate the model freely inside; mode of every module and all random states come back after."""
+    modes = [(module, module.training) for module in model.modules()]
+    device = device_of(model)
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in {"cpu", device.type}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        try:
+            model.eval()
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

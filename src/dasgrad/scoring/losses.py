@@ -1,0 +1,69 @@
+"""The model's losses as a function of its parameters, one value an example."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dasgrad import nested
+
+Losses = Callable[[Any, Any], Tensor]
+"""``losses(model, data) -> [B]``."""
+
+
+class LossShapeError(ValueError):
+    """The loss is not one value per example."""
+
+
+def losses_of_pairs(loss_fn: Callable[[Any, Any], Tensor]) -> Losses:
+    """``loss_fn(outputs, targets)`` on data that is a pair (inputs, targets)."""
+
+    def losses(model: Any, data: Any) -> Tensor:
+        if not (isinstance(data, tuple | list) and len(data) == 2):
+            raise TypeError(
+                "`ExampleScorer(loss_fn=...)` needs data that is a pair (inputs, targets), got "
+                f"{type(data).__name__}; use `losses=` for other data."
+            )
+        inputs, targets = data
+        return loss_fn(model(inputs), targets)
+
+    return losses
+
+
+class LossFunction(nn.Module):
+    """`losses` with parameters and buffers as arguments; the model's own tensors are never written to."""
+
+    def __init__(self, model: nn.Module, losses: Losses, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.model = model
+        self.losses = losses
+        self.dtype = dtype
+
+    def forward(self, data: Any) -> Tensor:
+        """One loss an example, ``[B]``."""
+        values = self.losses(self.model, data)
+        expected = (nested.count_examples(data),)
+        if not isinstance(values, Tensor) or tuple(values.shape) != expected:
+            got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+            raise LossShapeError(
+                f"the loss must be one value per example, shape {expected}, got {got}; build it with "
+                'reduction="none" and average over all but the first dimension.'
+            )
+        return values
+
+    def cast(self, tensor: Any) -> Any:
+        """A floating tensor in the scorer's dtype, another one as it is."""
+        return tensor.to(self.dtype) if self.dtype is not None and tensor.is_floating_point() else tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Detached parameters and copies of the buffers, by the names `call` takes."""
+        held = {name: self.cast(param.detach()) for name, param in self.named_parameters()}
+        for name, buffer in self.named_buffers():
+            held[name] = self.cast(buffer.detach()).clone()
+        return held
+
+    def call(self, tensors: Mapping[str, Tensor], data: Any) -> Tensor:
+        """The losses under the given parameters and buffers."""
+        values: Tensor = torch.func.functional_call(self, dict(tensors), (data,))
+        return values

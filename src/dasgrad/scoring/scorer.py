@@ -1,0 +1,259 @@
+"""`ExampleScorer`: how much each example would move the parameters, in the optimizer's own metric."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from dasgrad import nested
+from dasgrad.progress import Progress, show_progress
+from dasgrad.scoring import cheap
+from dasgrad.scoring.fallback import PerExampleGradients, rows_within_budget
+from dasgrad.scoring.isolation import device_of, training_batch_norms, untouched, unwrap
+from dasgrad.scoring.losses import Losses, LossFunction, losses_of_pairs
+from dasgrad.scoring.preconditioned import Preconditioner, read_optimizer, squared_norms
+
+ScoreName = Literal["dasgrad", "gradient", "last_layer", "loss"]
+_SCORES = ("dasgrad", "gradient", "last_layer", "loss")
+_LAYERS = ("all", "linear")
+
+
+class ExampleScorer:
+    """Scores sᵢ ≥ 0 of examples, under the model and optimizer as they are at the call.
+
+    ====================  ===========================================================================
+    ``score``             sᵢ
+    ====================  ===========================================================================
+    ``"dasgrad"``         ‖H^(−1/2) dᵢ‖: the preconditioned norm of the step example i would cause
+    ``"gradient"``        ‖gᵢ‖
+    ``"last_layer"``      ‖∂fᵢ/∂outputᵢ‖
+    ``"loss"``            fᵢ
+    a function            whatever ``score(model, data)`` returns, ``[B]``
+    ====================  ===========================================================================
+
+    With several param groups s² = Σ_g (lr_g / max lr) s_g², over parameters that are in the optimizer and
+    require a gradient. Decoupled weight decay never enters a score.
+
+    Args:
+        model: scored in eval mode; mode, gradients, buffers, hooks and all random states are left as they
+            were. ``torch.compile`` and data-parallel wrappers are looked through.
+        loss_fn: ``loss_fn(outputs, targets) -> [B]`` for data that is a pair (inputs, targets).
+        optimizer: `DASGrad`, or any with Adam's options and state (``torch.optim.AdamW`` included). Its
+            weighting, moments, betas and learning rates are read at each call. Needed for ``"dasgrad"``.
+        losses: ``losses(model, data) -> [B]``, the general form, instead of ``loss_fn``.
+        score: see above.
+        preconditioner: ``"own"`` has the example's own gradient in H, as the paper prints; ``"frozen"``
+            takes H as it stands.
+        momentum: whether β₁m belongs to dᵢ. None follows the optimizer: it does where the weight multiplies
+            the whole step, ``weighting="update"``, and does not elsewhere.
+        layers: ``"all"``, or ``"linear"`` for the parameters of ``nn.Linear`` modules alone.
+        dtype: precision of the forward and backward passes; None is the model's own. Norms are summed in at
+            least float32.
+
+    Raises:
+        ValueError, TypeError: for options out of range, a model none of whose parameters is in the
+            optimizer, or a loss that is not one value per example.
+
+    Example:
+        >>> import torch, dasgrad
+        >>> model = torch.nn.Linear(3, 2)
+        >>> optimizer = dasgrad.DASGrad(model.parameters())
+        >>> scorer = dasgrad.ExampleScorer(model, torch.nn.CrossEntropyLoss(reduction="none"), optimizer)
+        >>> scorer(torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1])).shape
+        torch.Size([5])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        optimizer: Optimizer | None = None,
+        *,
+        losses: Losses | None = None,
+        score: ScoreName | Callable[[Any, Any], Tensor] = "dasgrad",
+        preconditioner: Preconditioner = "own",
+        momentum: bool | None = None,
+        layers: Literal["all", "linear"] = "all",
+        dtype: torch.dtype | str | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"`ExampleScorer(model=...)` must be an nn.Module, got {type(model).__name__}.")
+        if not callable(score) and score not in _SCORES:
+            raise ValueError(
+                f"`ExampleScorer(score=...)` must be one of {', '.join(_SCORES)} or a function, got {score!r}."
+            )
+        if not callable(score) and (loss_fn is None) == (losses is None):
+            raise ValueError("`ExampleScorer` needs exactly one of `loss_fn` and `losses`.")
+        if preconditioner not in ("own", "frozen"):
+            raise ValueError(f"`ExampleScorer(preconditioner=...)` must be 'own' or 'frozen', got {preconditioner!r}.")
+        if layers not in _LAYERS:
+            raise ValueError(f"`ExampleScorer(layers=...)` must be 'all' or 'linear', got {layers!r}.")
+        if score == "dasgrad" and optimizer is None:
+            raise ValueError('`ExampleScorer(score="dasgrad")` needs `optimizer`, got None.')
+        self.model = unwrap(model)
+        self.optimizer = optimizer
+        self.score = score
+        self.preconditioner: Preconditioner = preconditioner
+        self.layers = layers
+        self._momentum = momentum
+        self._losses = losses if losses is not None else losses_of_pairs(loss_fn) if loss_fn else None
+        self._dtype = _as_dtype(dtype)
+        self._gradients = PerExampleGradients()
+        self._warned_batch_norm = False
+        if score in ("dasgrad", "gradient"):
+            self._scored_parameters()
+        if score == "dasgrad" and optimizer is not None:
+            read_optimizer(optimizer)
+
+    @property
+    def momentum(self) -> bool:
+        """Whether β₁m is part of the score."""
+        if self._momentum is not None:
+            return self._momentum
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return any(group.get("weighting") == "update" for group in groups)
+
+    def __call__(self, data: Any, targets: Any = None) -> Tensor:
+        """Scores ``[B]`` of a batch: ``scorer(data)``, or ``scorer(inputs, targets)``."""
+        data = data if targets is None else (data, targets)
+        with untouched(self._announced_model()):
+            return self._score(data)
+
+    def score_dataset(
+        self,
+        dataset: Any,
+        chunk_size: int = 1024,
+        progress: Progress = False,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+    ) -> Tensor:
+        """Scores ``[n]`` of a whole data set, ``chunk_size`` examples at a time, on the model's device.
+
+        Args:
+            dataset: a map-style data set, or tensors in memory (a ``TensorDataset``, or a tuple or dict).
+            chunk_size: examples fetched at once; memory is bounded whatever n is.
+            progress: True for a bar, or a function of (done, total).
+            collate_fn, num_workers: as for a ``DataLoader``, for data sets that are not in memory.
+        """
+        if not isinstance(chunk_size, int) or chunk_size < 1:
+            raise ValueError(f"`score_dataset(chunk_size=...)` must be a positive integer, got {chunk_size!r}.")
+        scores = []
+        with untouched(self._announced_model()):
+            chunks, num_examples = _chunks(dataset, chunk_size, collate_fn, num_workers)
+            with show_progress(progress, num_examples, "scoring") as advance:
+                for data in chunks:
+                    scores.append(self._score(nested.move(data, device_of(self.model))))
+                    advance(len(scores[-1]))
+        return torch.cat(scores)
+
+    def _announced_model(self) -> nn.Module:
+        names = [] if self._warned_batch_norm else training_batch_norms(self.model)
+        if names:
+            self._warned_batch_norm = True
+            warnings.warn(
+                f"BatchNorm in training mode: {', '.join(names)}. Its statistics come from the examples drawn, "
+                "not from the target distribution, so the gradient is no longer unbiased and the running "
+                "statistics belong to the sampler; it is scored in eval mode. Use GroupNorm or LayerNorm, or "
+                "freeze the statistics with module.eval().",
+                stacklevel=3,
+            )
+        return self.model
+
+    def _score(self, data: Any) -> Tensor:
+        num_examples = nested.count_examples(data)
+        if callable(self.score):
+            scores = self.score(self.model, data)
+            if not isinstance(scores, Tensor) or scores.shape != (num_examples,):
+                got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+                raise ValueError(
+                    f"`ExampleScorer(score=...)` must return one score per example, shape ({num_examples},), got {got}."
+                )
+            return scores.detach()
+        assert self._losses is not None
+        function = LossFunction(self.model, self._losses, self._dtype)
+        data = nested.map_leaves(function.cast, data)
+        if self.score == "loss":
+            return cheap.loss_scores(function, data)
+        if self.score == "last_layer":
+            return cheap.last_layer_scores(function, data)
+        params = self._scored_parameters()
+        rows = rows_within_budget(sum(param.numel() for param in params.values()))
+        starts = range(0, num_examples, rows) if num_examples else (0,)
+        return torch.cat(
+            [self._gradient_scores(function, params, nested.take(data, slice(k, k + rows))) for k in starts]
+        )
+
+    def _gradient_scores(self, function: LossFunction, params: dict[str, Tensor], data: Any) -> Tensor:
+        gradients = self._gradients(function, list(params), data)
+        if self.score == "gradient" or self.optimizer is None:
+            parts = [gradient.flatten(1) for gradient in gradients.values()]
+            precise = torch.promote_types(parts[0].dtype, torch.float32)
+            squares = [part.to(precise).square().sum(1) for part in parts]
+            return torch.stack(squares).sum(0).sqrt()
+        views = read_optimizer(self.optimizer)
+        shares = []
+        for name, gradient in gradients.items():
+            view = views[id(params[name])]
+            squares_B = squared_norms(gradient, view, self.preconditioner, self.momentum)
+            shares.append(view.lr_share * squares_B)
+        return torch.stack(shares).sum(0).sqrt()
+
+    def _scored_parameters(self) -> dict[str, Tensor]:
+        """Parameters that count, by the names `LossFunction` knows them by."""
+        params: dict[str, Tensor] = {f"model.{name}": p for name, p in self.model.named_parameters() if p.requires_grad}
+        if self.layers == "linear":
+            linear = [m for m in self.model.modules() if isinstance(m, nn.Linear)]
+            inside = {id(p) for m in linear for p in m.parameters(recurse=False)}
+            params = {name: p for name, p in params.items() if id(p) in inside}
+        if self.optimizer is not None:
+            stepped = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+            params = {name: p for name, p in params.items() if id(p) in stepped}
+        if not params:
+            raise ValueError(
+                "`ExampleScorer(model=..., optimizer=...)` must share at least one parameter that requires a "
+                f"gradient, got none with layers={self.layers!r}."
+            )
+        return params
+
+    def __repr__(self) -> str:
+        return (
+            f"ExampleScorer(model={type(self.model).__name__}, score={self.score!r}, "
+            f"preconditioner={self.preconditioner!r}, momentum={self.momentum}, layers={self.layers!r})"
+        )
+
+
+def _as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found is None and dtype is None:
+        return None
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"`ExampleScorer(dtype=...)` must be a floating dtype or its name, got {dtype!r}.")
+    return found
+
+
+def _chunks(
+    dataset: Any, chunk_size: int, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int
+) -> tuple[Iterator[Any], int]:
+    """The data set in order, as batches of at most ``chunk_size``, and its length."""
+    if isinstance(dataset, IterableDataset):
+        raise TypeError("`score_dataset(dataset=...)` must be map-style, got an IterableDataset.")
+    columns = nested.columns_of(dataset) if collate_fn is None else None
+    num_examples = len(dataset) if columns is None else nested.count_examples(columns)
+    if num_examples == 0:
+        raise ValueError("`score_dataset(dataset=...)` must hold at least one example, got 0.")
+    if columns is not None:
+        starts = range(0, num_examples, chunk_size)
+        return (nested.take(columns, slice(k, k + chunk_size)) for k in starts), num_examples
+    loader = DataLoader(
+        dataset,
+        batch_size=chunk_size,
+        collate_fn=collate_fn,
+        num_workers=num_workers,
+        generator=torch.Generator().manual_seed(0),
+    )
+    return iter(loader), num_examples

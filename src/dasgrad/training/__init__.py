@@ -1,0 +1,6 @@
+"""The join of optimizer, sampler and scorer for a training loop."""
+
+from dasgrad.training.batch import WeightedBatch
+from dasgrad.training.loader import AdaptiveLoader, Refresh
+
+__all__ = ["AdaptiveLoader", "Refresh", "WeightedBatch"]

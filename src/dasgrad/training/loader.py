@@ -1,0 +1,330 @@
+"""`AdaptiveLoader`: the join of data set, scorer, sampler and optimizer, for an ordinary training loop."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
+
+from dasgrad import nested
+from dasgrad.progress import Progress
+from dasgrad.sampling import AdaptiveSampler, Draw, WithDraws
+from dasgrad.sampling.sampler import as_draws
+from dasgrad.scoring import ExampleScorer
+from dasgrad.training.batch import WeightedBatch
+from dasgrad.training.refresh import RefreshSchedule, fill_nonfinite
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Refresh:
+    """What `AdaptiveLoader.on_refresh` callbacks are told."""
+
+    step: int
+    """The optimizer step, counted from 1, whose draw comes next."""
+    scores: Tensor
+    """``[n]``, as given to the sampler."""
+    seconds: float
+    """Wall-clock time of scoring and of rebuilding the tree."""
+
+
+class AdaptiveLoader:
+    """Batches drawn by importance, rescored every ``refresh`` optimizer steps.
+
+    One pass is ceil(n / batch_size) `WeightedBatch`es of exactly ``batch_size`` draws each. Tensors in memory
+    are indexed directly, on their device; any other map-style data set goes through a
+    ``torch.utils.data.DataLoader``, with workers if asked. A weight is fixed when its example is drawn and
+    travels with it, so that prefetching cannot make it wrong.
+
+    Args:
+        dataset: a map-style data set, or tensors in memory: a ``TensorDataset``, a tuple or dict of tensors or
+            `SparseRows`.
+        batch_size: B; leave it out when ``sampler`` is given.
+        scorer: scores the data set at each refresh; without one the draws follow the target until
+            ``loader.sampler.refresh(scores)`` is called.
+        sampler: an `AdaptiveSampler` with options of its own (floor, target, seed, …).
+        refresh: J, a positive number of completed optimizer steps: all examples are rescored before the draw
+            of every J-th step. Steps are counted over passes by a hook on the optimizer, so skipped
+            mixed-precision steps and accumulated batches do not count. None is once a pass.
+        optimizer: whose steps are counted; by default the scorer's.
+        scoring_dataset: the same examples in the same order, without augmentation, for scoring.
+        scoring_chunk_size: examples scored at once.
+        nonfinite: when an example's score is NaN or infinite: ``"raise"`` stops, naming it, and the
+            probabilities stay as they were; ``"keep"`` warns, naming it, and goes on with its last good score.
+        progress: True for a bar at each refresh, or a function of (done, total).
+        device: where batches are moved to; None leaves them where they are.
+        collate_fn, num_workers, pin_memory, prefetch_factor, persistent_workers, worker_init_fn,
+            multiprocessing_context: as for ``DataLoader``; any of the first two sends tensors in memory
+            through it, too.
+
+    Raises:
+        TypeError: for an ``IterableDataset``.
+        ValueError: for an empty data set, options out of range or in contradiction.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        *,
+        scorer: ExampleScorer | None = None,
+        sampler: AdaptiveSampler | None = None,
+        refresh: int | None = None,
+        optimizer: Optimizer | None = None,
+        scoring_dataset: Any = None,
+        scoring_chunk_size: int = 1024,
+        nonfinite: Literal["raise", "keep"] = "raise",
+        progress: Progress = False,
+        device: torch.device | str | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+    ) -> None:
+        if isinstance(dataset, IterableDataset):
+            raise TypeError(
+                "`AdaptiveLoader(dataset=...)` must be map-style (`__getitem__` and `__len__`), got an "
+                "IterableDataset: its examples cannot be drawn by index."
+            )
+        columns = nested.columns_of(dataset)
+        num_examples = len(dataset) if columns is None else nested.count_examples(columns)
+        if num_examples == 0:
+            raise ValueError("`AdaptiveLoader(dataset=...)` must hold at least one example, got 0.")
+        if nonfinite not in ("raise", "keep"):
+            raise ValueError(f"`AdaptiveLoader(nonfinite=...)` must be 'raise' or 'keep', got {nonfinite!r}.")
+        direct = columns is not None and collate_fn is None and num_workers == 0
+        if sampler is None:
+            home = nested.leaves(columns)[0].device if direct else "cpu"
+            sampler = AdaptiveSampler(num_examples, 1 if batch_size is None else batch_size, device=home)
+        elif batch_size not in (None, sampler.batch_size):
+            raise ValueError(
+                f"`AdaptiveLoader(batch_size=...)` must be the sampler's, {sampler.batch_size}, got {batch_size!r}."
+            )
+        if sampler.num_examples != num_examples:
+            raise ValueError(
+                f"`AdaptiveLoader(sampler=...)` must have num_examples={num_examples}, the length of the data "
+                f"set, got {sampler.num_examples}."
+            )
+        if optimizer is None and scorer is not None:
+            optimizer = scorer.optimizer
+        if scorer is None and (refresh is not None or scoring_dataset is not None):
+            raise ValueError("`AdaptiveLoader(refresh=..., scoring_dataset=...)` need `scorer`.")
+        if scorer is not None and optimizer is None:
+            raise ValueError(
+                "`AdaptiveLoader(scorer=...)` counts optimizer steps between refreshes: give `optimizer`, for "
+                "this scorer has none."
+            )
+        if sampler.floor == 0 and scorer is not None and _leaves_momentum_out(scorer):
+            raise ValueError(
+                '`ExampleScorer(momentum=False)` with weighting="update" needs `AdaptiveSampler(floor=...)` in '
+                "(0, 1), got 0.0."
+            )
+        scored = dataset if scoring_dataset is None else scoring_dataset
+        if scoring_dataset is not None:
+            scoring_columns = nested.columns_of(scored)
+            length = len(scored) if scoring_columns is None else nested.count_examples(scoring_columns)
+            if length != num_examples:
+                raise ValueError(
+                    f"`AdaptiveLoader(scoring_dataset=...)` must hold the same {num_examples} examples as the "
+                    f"data set, got {length}."
+                )
+        self.dataset = dataset
+        self.sampler = sampler
+        self.scorer = scorer
+        self.device = None if device is None else torch.device(device)
+        self._schedule = RefreshSchedule(len(sampler) if refresh is None else refresh)
+        if optimizer is not None:
+            self._schedule.count_steps_of(optimizer)
+        self._score_options: dict[str, Any] = {
+            "dataset": scored,
+            "chunk_size": scoring_chunk_size,
+            "progress": progress,
+            "collate_fn": collate_fn,
+            "num_workers": num_workers,
+        }
+        self._nonfinite = nonfinite
+        self._callbacks: list[Callable[[Refresh], None]] = []
+        self._position = 0  # batches of this pass already handed out
+        self._in_flight: deque[tuple[Tensor, Tensor]] = deque()  # drawn, not yet handed out
+        self._replay: deque[tuple[Tensor, Tensor]] = deque()  # draws in flight of a loaded state
+        self._resumed = False
+        self._columns = columns if direct else None
+        self._torch_loader: DataLoader[Any] | None = None
+        if not direct:
+            self._torch_loader = DataLoader(
+                WithDraws(_Rows(columns) if columns is not None else dataset),
+                batch_sampler=_DrawStream(self),
+                collate_fn=_Collate(collate_fn or default_collate),
+                num_workers=num_workers,
+                pin_memory=pin_memory,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+                worker_init_fn=worker_init_fn,
+                multiprocessing_context=multiprocessing_context,
+                generator=torch.Generator().manual_seed(sampler.seed),
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """B, the number of draws in every batch."""
+        return self.sampler.batch_size
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps counted since the start."""
+        return self._schedule.num_steps
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[WeightedBatch]:
+        if self._resumed:
+            self._resumed = False
+        else:
+            self._position = 0
+            self._replay.clear()
+        self._in_flight.clear()
+        source = self._direct_batches() if self._torch_loader is None else iter(self._torch_loader)
+        for batch in source:
+            self._in_flight.popleft()
+            self._position += 1
+            yield batch if self.device is None else batch.to(self.device, non_blocking=True)
+        self._position = 0
+
+    def _direct_batches(self) -> Iterator[WeightedBatch]:
+        home = nested.leaves(self._columns)[0].device
+        for indices, weights in self._draws():
+            rows = indices.to(home)
+            yield WeightedBatch(nested.take(self._columns, rows), rows, weights.to(home))
+
+    def _draws(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The draws of the rest of this pass, each preceded by a refresh where one is due."""
+        for _ in range(self._position, len(self)):
+            if self._replay:
+                draw = self._replay.popleft()
+            else:
+                if self.scorer is not None and self._schedule.is_due():
+                    self.refresh()
+                draw = self.sampler.draw()
+            self._in_flight.append(draw)
+            yield draw
+
+    # --- refresh --------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Rescore all examples now and give the scores to the sampler.
+
+        Raises:
+            ValueError: for a score that is NaN or infinite, naming the example, unless ``nonfinite="keep"``.
+                The sampler keeps its last good state.
+        """
+        if self.scorer is None:
+            raise ValueError("`AdaptiveLoader.refresh` needs `scorer`, got None.")
+        started = time.perf_counter()
+        scores = self.scorer.score_dataset(**self._score_options)
+        scores = fill_nonfinite(scores, self.sampler, self._nonfinite)
+        self.sampler.refresh(scores)
+        seconds = time.perf_counter() - started
+        for callback in self._callbacks:
+            callback(Refresh(self._schedule.num_steps + 1, scores, seconds))
+
+    def on_refresh(self, callback: Callable[[Refresh], None]) -> Callable[[], None]:
+        """Call ``callback`` after every refresh; returns a function that stops it."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    # --- state ----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sampler, position in the pass, draws in flight and step count: where the next batch comes from."""
+        draws = list(self._in_flight) or list(self._replay)
+        return {
+            "version": STATE_VERSION,
+            "sampler": self.sampler.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "position": self._position,
+            "indices_in_flight": [indices.clone() for indices, _ in draws],
+            "weights_in_flight": [weights.clone() for _, weights in draws],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore `state_dict`: the next ``iter(loader)`` goes on in the middle of the pass.
+
+        Raises:
+            ValueError: for an unknown version or a sampler with other options; nothing is changed.
+        """
+        if state_dict.get("version") != STATE_VERSION:
+            raise ValueError(
+                f"`AdaptiveLoader.load_state_dict` reads version {STATE_VERSION}, got {state_dict.get('version')!r}."
+            )
+        self._schedule.check(state_dict["schedule"])
+        self.sampler.load_state_dict(state_dict["sampler"])
+        self._schedule.load_state_dict(state_dict["schedule"])
+        self._position = int(state_dict["position"])
+        self._in_flight.clear()
+        device = self.sampler.device
+        self._replay = deque(
+            (indices.to(device), weights.to(device))
+            for indices, weights in zip(state_dict["indices_in_flight"], state_dict["weights_in_flight"], strict=True)
+        )
+        self._resumed = True
+
+    def __repr__(self) -> str:
+        path = "direct" if self._torch_loader is None else f"DataLoader, {self._torch_loader.num_workers} workers"
+        return f"AdaptiveLoader({self.sampler!r}, refresh={self._schedule.interval}, {path})"
+
+
+def _leaves_momentum_out(scorer: ExampleScorer) -> bool:
+    groups = scorer.optimizer.param_groups if scorer.optimizer is not None else []
+    return not scorer.momentum and any(group.get("weighting") == "update" for group in groups)
+
+
+class _DrawStream(Sampler[list[Draw]]):
+    """The loader's draws as the batch sampler of a ``DataLoader``, which asks for them ahead of time."""
+
+    def __init__(self, loader: AdaptiveLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        for indices, weights in self._loader._draws():
+            yield as_draws(indices, weights)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class _Rows:
+    """Tensors in memory as a map-style data set of their rows."""
+
+    def __init__(self, columns: Any) -> None:
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return nested.count_examples(self._columns)
+
+    def __getitem__(self, index: int) -> Any:
+        return nested.take(self._columns, index)
+
+
+class _Collate:
+    """Joins items of `WithDraws` to a `WeightedBatch`; a class, so that workers can be spawned with it."""
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self._collate_fn = collate_fn
+
+    def __call__(self, items: list[tuple[Any, int, float]]) -> WeightedBatch:
+        examples, indices, weights = zip(*items, strict=True)
+        return WeightedBatch(
+            self._collate_fn(list(examples)),
+            torch.tensor(indices, dtype=torch.int64),
+            torch.tensor(weights, dtype=torch.float64),
+        )
