@@ -67,7 +67,7 @@ class Moments:
 
     def psi(self, state: State, hyper: Hyper) -> Tensor:
         """ψ: the diagonal v of the advanced state, in a shape that broadcasts to the parameter's."""
-        return torch.ones(())
+        return torch.ones((), dtype=torch.float64)
 
     def corrections(self, hyper: Hyper) -> tuple[float | Tensor, float | Tensor]:
         """Divisors that undo the pull of the zero start: of φ's direction, and of ψ's v."""

@@ -4,7 +4,8 @@ A leaf is whatever torch functions accept as an argument: a tensor, or an object
 implements ``__torch_function__``. Everything else (strings, numbers, None) is carried along unchanged.
 """
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -22,12 +23,21 @@ def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
     if is_leaf(data):
         return function(data)
     if isinstance(data, Mapping):
-        return {key: map_leaves(function, value) for key, value in data.items()}
+        return _like(data, {key: map_leaves(function, value) for key, value in data.items()})
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*(map_leaves(function, value) for value in data))
     if isinstance(data, tuple | list):
         return type(data)(map_leaves(function, value) for value in data)
     return data
+
+
+def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    """The values in a mapping of the same type, its other attributes kept, where that type allows it."""
+    if type(mapping) is dict or not isinstance(mapping, MutableMapping):
+        return values
+    clone = copy.copy(mapping)
+    clone.update(values)
+    return clone
 
 
 def leaves(data: Any) -> list[Any]:

@@ -6,6 +6,7 @@ here returns a float64 vector on the simplex for `AdaptiveSampler(target=...)`; 
 """
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def from_label_frequencies(
     Args:
         labels: ``[n]`` integer label of each training example.
         frequencies: share of each class in the target population, by label or by position; non-negative, of
-            sum 1. Counts are turned into shares by dividing them by their sum first.
+            sum 1 (to 1e-6, so that float32 will do). Counts are not shares: pass ``counts / counts.sum()``.
 
     Raises:
         ValueError: when frequencies do not sum to 1, or give mass to a class without training examples
@@ -73,32 +74,40 @@ def _spread(
             f"got {keys.dtype} of shape {tuple(keys.shape)}."
         )
     if isinstance(shares, Mapping):
+        if any(not isinstance(key, Integral) for key in shares):
+            raise ValueError(f"`{function}({shares_name}=...)` must have integer keys, got {list(shares)[:8]}.")
         by_key = {int(key): float(share) for key, share in shares.items()}
     else:
-        by_key = dict(enumerate(torch.as_tensor(shares, dtype=torch.float64).tolist()))
-    check_simplex(torch.tensor(list(by_key.values()), dtype=torch.float64), f"{function}({shares_name}=...)")
+        by_position = torch.as_tensor(shares, dtype=torch.float64)
+        if by_position.dim() != 1:
+            raise ValueError(f"`{function}({shares_name}=...)` must be 1-D, got shape {tuple(by_position.shape)}.")
+        by_key = dict(enumerate(by_position.tolist()))
+    listed = torch.tensor(list(by_key.values()), dtype=torch.float64)
+    check_simplex(listed, f"{function}({shares_name}=...)", tolerance=1e-6)
     present, inverse, counts = torch.unique(keys, return_inverse=True, return_counts=True)
-    absent = sorted(key for key, share in by_key.items() if share > 0 and key not in present.tolist())
+    held = set(present.tolist())
+    absent = sorted(key for key, share in by_key.items() if share > 0 and key not in held)
     if absent:
         raise ValueError(
             f"`{function}({shares_name}=...)` must give mass only to a {noun} that `{keys_name}` holds, got "
             f"{by_key[absent[0]]} for {noun} {absent[0]}, which has no example."
         )
     each = torch.tensor([by_key.get(key, 0.0) for key in present.tolist()], dtype=torch.float64)
-    target: Tensor = (each / counts)[inverse.cpu()]
+    target: Tensor = (each / listed.sum() / counts.cpu())[inverse.cpu()]
     return target
 
 
-def check_simplex(target: Tensor, name: str) -> None:
+def check_simplex(target: Tensor, name: str, tolerance: float = 1e-9) -> None:
     """Refuse a vector that is not a distribution.
 
     Raises:
-        ValueError: naming ``name``, when an entry is negative or not finite, or the sum is not 1 to 1e-9.
+        ValueError: naming ``name``, when an entry is negative or not finite, or the sum is not 1 to the
+            tolerance.
     """
     bad = ~(torch.isfinite(target) & (target >= 0))
     if bad.any():
         index = int(bad.nonzero()[0])
         raise ValueError(f"`{name}` must be finite and non-negative, got {float(target[index])} at index {index}.")
     total = float(target.sum())
-    if abs(total - 1.0) > 1e-9:
+    if abs(total - 1.0) > tolerance:
         raise ValueError(f"`{name}` must sum to 1, got {total}.")

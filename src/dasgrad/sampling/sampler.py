@@ -194,7 +194,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         self._has_mass = bool(self._tree.total > 0)
 
     def _check_scores(self, scores: Tensor | Sequence[float], length: int, method: str) -> Tensor:
-        scores = torch.as_tensor(scores, device=self.device).detach().to(torch.float64)
+        scores = torch.as_tensor(scores, dtype=torch.float64, device=self.device).detach()
         if scores.shape != (length,):
             raise ValueError(
                 f"`AdaptiveSampler.{method}(scores=...)` must have shape ({length},), got {tuple(scores.shape)}."

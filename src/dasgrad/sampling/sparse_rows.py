@@ -53,7 +53,7 @@ class SparseRows:
         self.indptr = torch.as_tensor(indptr)
         self.indices = torch.as_tensor(indices)
         self.values = torch.as_tensor(values)
-        self.num_columns = num_columns
+        self.num_columns = int(num_columns) if isinstance(num_columns, np.integer) else num_columns
         self._single = False
         self._check()
         self.indptr, self.indices = self.indptr.long(), self.indices.long()
@@ -138,6 +138,8 @@ class SparseRows:
         if self._single:
             raise IndexError("a single row of `SparseRows` cannot be indexed further; call `.to_dense()`.")
         num_rows = len(self)
+        if isinstance(rows, np.integer | np.ndarray | Tensor) and rows.ndim == 0:
+            rows = rows.item()
         if isinstance(rows, int):
             if not -num_rows <= rows < num_rows:
                 raise IndexError(f"row {rows} is out of range for `SparseRows` of {num_rows} rows.")
@@ -148,16 +150,17 @@ class SparseRows:
                 indptr = self.indptr[start : max(start, stop) + 1]
                 first, last = int(indptr[0]), int(indptr[-1])
                 return self._make(indptr - first, self.indices[first:last], self.values[first:last], self.num_columns)
-            rows = torch.arange(start, stop, stride)
+            rows = start + stride * torch.arange(len(range(start, stop, stride)))
+        if isinstance(rows, tuple):
+            raise IndexError("`SparseRows` is indexed by rows alone, got a tuple; call `.to_dense()`.")
         rows = torch.as_tensor(rows, device=self.device)
         if rows.dtype == torch.bool:
             if rows.shape != (num_rows,):
                 raise IndexError(f"a mask must have shape ({num_rows},), got {tuple(rows.shape)}.")
             rows = rows.nonzero().flatten()
-        if rows.numel() == 0:
-            rows = rows.long()
-        if rows.dim() != 1 or rows.is_floating_point():
+        if rows.dim() != 1 or (rows.is_floating_point() and rows.numel()):
             raise IndexError(f"rows must be integers in one dimension, got {rows.dtype} of {tuple(rows.shape)}.")
+        rows = rows.long()
         if rows.device.type == "cpu" and rows.numel():
             low, high = int(rows.min()), int(rows.max())
             if low < -num_rows or high >= num_rows:
@@ -219,6 +222,8 @@ class SparseRows:
 
 def _linear(input: SparseRows, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``input @ weight.T + bias`` in O(nnz · num_outputs)."""
+    if not isinstance(input, SparseRows):
+        raise TypeError("`SparseRows` is an input of linear layers alone, got it as weight or bias.")
     if weight.shape[1] != input.num_columns:
         raise ValueError(
             f"a linear layer of {weight.shape[1]} inputs cannot take `SparseRows` of {input.num_columns} columns."
@@ -237,6 +242,9 @@ def _linear(input: SparseRows, weight: Tensor, bias: Tensor | None = None) -> Te
 
 def _collate(batch: Sequence[SparseRows], *, collate_fn_map: Any = None) -> SparseRows:
     """Single rows joined, in order, to one matrix."""
+    shapes = sorted({tuple(row.shape) for row in batch})
+    if len(shapes) > 1 or len(shapes[0]) != 1:
+        raise ValueError(f"`SparseRows` are collated from single rows of one length, got shapes {shapes}.")
     lengths = torch.stack([row.indptr[-1] for row in batch])
     indptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     indices = torch.cat([row.indices for row in batch])

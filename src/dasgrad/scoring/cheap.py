@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dasgrad.scoring.fallback import flatten_examples
 from dasgrad.scoring.losses import LossFunction
 
 
@@ -44,4 +45,5 @@ def last_layer_scores(function: LossFunction, data: Any) -> Tensor:
         return losses.detach()
     (gradient,) = torch.autograd.grad(losses.sum(), outputs)
     precise = torch.promote_types(gradient.dtype, torch.float32)
-    return torch.linalg.vector_norm(gradient.to(precise).flatten(1), dim=1)
+    scores: Tensor = torch.linalg.vector_norm(flatten_examples(gradient.to(precise)), dim=1)
+    return scores

@@ -25,6 +25,11 @@ def rows_within_budget(num_params: int) -> int:
     return max(1, GRADIENT_ELEMENTS // max(1, num_params))
 
 
+def flatten_examples(values_B: Tensor) -> Tensor:
+    """``[B, *shape]`` as ``[B, k]``; also for B = 0 and for an empty shape."""
+    return values_B.unsqueeze(-1).flatten(1)
+
+
 class PerExampleGradients:
     """Gradients of each example's loss; remembers when ``torch.func`` failed on this model, and says so once."""
 
@@ -75,9 +80,11 @@ def _by_vmap(function: LossFunction, tensors: dict[str, Tensor], names: Sequence
 
 def _by_loop(function: LossFunction, tensors: dict[str, Tensor], names: Sequence[str], data: Any) -> dict[str, Tensor]:
     params = {name: tensors[name].detach().requires_grad_() for name in names}
+    buffers = [name for name, _ in function.named_buffers()]
     rows: list[Sequence[Tensor]] = []
     for i in range(nested.count_examples(data)):
-        loss = function.call({**tensors, **params}, nested.take(data, slice(i, i + 1)))[0]
+        own = {name: tensors[name].clone() for name in buffers}  # a forward pass may write to them
+        loss = function.call({**tensors, **own, **params}, nested.take(data, slice(i, i + 1)))[0]
         if loss.requires_grad:
             found = torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=True)
         else:

@@ -33,6 +33,16 @@ def training_batch_norms(model: nn.Module) -> list[str]:
     return [name or "(the model itself)" for name, m in model.named_modules() if isinstance(m, kind) and m.training]
 
 
+def _refresh_flat_weights(module: nn.RNNBase) -> None:
+    """Make a recurrent module's second list of its weights hold its parameters again.
+
+    ``torch.func.functional_call`` swaps parameters and swaps them back without telling that list, which is
+    left with tensors of a transform that has ended.
+    """
+    for name, param in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+        setattr(module, name, param)
+
+
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Evaluate the model freely inside; mode of every module and all random states come back after."""
@@ -51,5 +61,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         finally:
             for module, mode in modes:
                 module.training = mode
+                if isinstance(module, nn.RNNBase):
+                    _refresh_flat_weights(module)
             random.setstate(python_state)
             np.random.set_state(numpy_state)

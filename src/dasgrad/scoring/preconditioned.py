@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dasgrad.moments import Hyper, Moments, resolve
+from dasgrad.scoring.fallback import flatten_examples
 
 Preconditioner = Literal["own", "frozen"]
 
@@ -39,7 +40,8 @@ def read_optimizer(optimizer: Optimizer) -> dict[int, Preconditioning]:
     """Each parameter's `Preconditioning` by ``id``: of `DASGrad`, or of any optimizer with Adam's options.
 
     Raises:
-        ValueError: for an optimizer with neither ``moments`` nor ``betas`` and ``eps`` in its param groups.
+        ValueError: for an optimizer with neither ``moments`` nor ``betas`` and ``eps`` in its param groups,
+            or whose state lacks a tensor of these moments.
     """
     largest = max(float(group["lr"]) for group in optimizer.param_groups)
     found: dict[int, Preconditioning] = {}
@@ -58,6 +60,12 @@ def read_optimizer(optimizer: Optimizer) -> dict[int, Preconditioning]:
         for param in group["params"]:
             state = optimizer.state.get(param, {})
             step = float(state["step"]) if "step" in state else 0.0
+            missing = [key for key in moments.keys if key not in state] if "step" in state else []
+            if missing:
+                raise ValueError(
+                    f'`ExampleScorer(score="dasgrad")` needs {", ".join(missing)} in the optimizer\'s state, got '
+                    f'{type(optimizer).__name__} with {", ".join(state)}; use score="gradient" with it.'
+                )
             options = (beta1, beta2, float(group["eps"]))
             found[id(param)] = Preconditioning(
                 param=param,
@@ -97,4 +105,4 @@ def squared_norms(gradients_B: Tensor, view: Preconditioning, preconditioner: Pr
         metric = view.moments.metric(state, view.now)
     squares = direction.square()
     quotients = torch.where(squares == 0, 0.0, squares / metric)
-    return quotients.reshape(len(quotients), -1).sum(1)
+    return flatten_examples(quotients).sum(1)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from dasgrad import nested
 from dasgrad.progress import Progress, show_progress
 from dasgrad.scoring import cheap
-from dasgrad.scoring.fallback import PerExampleGradients, rows_within_budget
+from dasgrad.scoring.fallback import PerExampleGradients, flatten_examples, rows_within_budget
 from dasgrad.scoring.isolation import device_of, training_batch_norms, untouched, unwrap
 from dasgrad.scoring.losses import Losses, LossFunction, losses_of_pairs
 from dasgrad.scoring.preconditioned import Preconditioner, read_optimizer, squared_norms
@@ -92,6 +92,12 @@ class ExampleScorer:
             raise ValueError(f"`ExampleScorer(preconditioner=...)` must be 'own' or 'frozen', got {preconditioner!r}.")
         if layers not in _LAYERS:
             raise ValueError(f"`ExampleScorer(layers=...)` must be 'all' or 'linear', got {layers!r}.")
+        if momentum not in (None, True, False):
+            raise ValueError(f"`ExampleScorer(momentum=...)` must be True, False or None, got {momentum!r}.")
+        if optimizer is not None and not hasattr(optimizer, "param_groups"):
+            raise TypeError(
+                f"`ExampleScorer(optimizer=...)` must be a torch.optim.Optimizer, got {type(optimizer).__name__}."
+            )
         if score == "dasgrad" and optimizer is None:
             raise ValueError('`ExampleScorer(score="dasgrad")` needs `optimizer`, got None.')
         self.model = unwrap(model)
@@ -100,7 +106,7 @@ class ExampleScorer:
         self.preconditioner: Preconditioner = preconditioner
         self.layers = layers
         self._momentum = momentum
-        self._losses = losses if losses is not None else losses_of_pairs(loss_fn) if loss_fn else None
+        self._losses = losses if losses is not None else losses_of_pairs(loss_fn) if loss_fn is not None else None
         self._dtype = _as_dtype(dtype)
         self._gradients = PerExampleGradients()
         self._warned_batch_norm = False
@@ -191,7 +197,7 @@ class ExampleScorer:
     def _gradient_scores(self, function: LossFunction, params: dict[str, Tensor], data: Any) -> Tensor:
         gradients = self._gradients(function, list(params), data)
         if self.score == "gradient" or self.optimizer is None:
-            parts = [gradient.flatten(1) for gradient in gradients.values()]
+            parts = [flatten_examples(gradient) for gradient in gradients.values()]
             precise = torch.promote_types(parts[0].dtype, torch.float32)
             squares = [part.to(precise).square().sum(1) for part in parts]
             return torch.stack(squares).sum(0).sqrt()

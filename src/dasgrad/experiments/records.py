@@ -1,0 +1,174 @@
+"""What a run leaves behind: one Parquet file with its curves, and in its metadata all that made them.
+
+Files appear whole or not at all: they are written beside their place, synced, and moved into it. A file that
+cannot be read, or is not the record of the configuration asked for, is reported by `RecordError` and never used.
+"""
+
+import hashlib
+import io
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SCHEMA_VERSION = 1
+METADATA_KEY = b"dasgrad"
+
+
+class RecordError(Exception):
+    """A file is not the record it should be; the message names file and reason."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run, resolved: two runs with equal configurations give equal curves, timings aside."""
+
+    experiment: str
+    method: str
+    lr: float
+    seed: int
+    num_steps: int
+    batch_size: int
+    refresh: int | None
+    """J, or None for methods that score nothing."""
+    evaluation_interval: int
+    device: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What else the method runs with; plain values."""
+
+    def as_plain(self) -> dict[str, Any]:
+        """The configuration as JSON holds it."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    @property
+    def file_name(self) -> str:
+        """Method, learning rate and seed to be read by people, a hash of all to keep settings apart."""
+        digest = hashlib.sha256(json.dumps(self.as_plain(), sort_keys=True).encode()).hexdigest()[:10]
+        return f"{self.method}-lr{self.lr:g}-seed{self.seed}-{digest}.parquet"
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A finished run."""
+
+    config: RunConfig
+    curves: dict[str, NDArray[np.float64]]
+    versions: dict[str, str]
+    machine: dict[str, Any]
+
+    def final(self, column: str) -> float:
+        """The last value of a curve."""
+        return float(self.curves[column][-1])
+
+
+def current_versions() -> dict[str, str]:
+    """Versions that a run's numbers depend on."""
+    import torch
+
+    import dasgrad
+
+    return {"dasgrad": dasgrad.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+def describe_machine() -> dict[str, Any]:
+    """CPU model, cores and system, for reading timings."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return {"cpu": model, "cores": os.cpu_count(), "system": platform.platform()}
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Put ``content`` at ``path`` so that a crash at any moment leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)  # temporary files are private, results are not
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write a record, atomically."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    about = {
+        "schema_version": SCHEMA_VERSION,
+        "config": record.config.as_plain(),
+        "versions": record.versions,
+        "machine": record.machine,
+    }
+    table = pa.table(record.curves).replace_schema_metadata({METADATA_KEY: json.dumps(about).encode()})
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def read_record(path: Path, config: RunConfig) -> Record:
+    """The record of ``config`` at ``path``.
+
+    Raises:
+        FileNotFoundError: when there is none.
+        RecordError: when the file is damaged, was not written by this library, has another schema version,
+            holds another configuration, or comes from other versions of dasgrad or torch.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    content = path.read_bytes()
+    try:
+        table = pq.read_table(io.BytesIO(content))
+    except (pa.ArrowException, OSError) as error:
+        raise RecordError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
+    about = _parse_metadata(path, (table.schema.metadata or {}).get(METADATA_KEY))
+    if about["config"] != config.as_plain():
+        raise RecordError(f"{path}: holds another configuration than its name says")
+    now = current_versions()
+    for name in ("dasgrad", "torch"):
+        if about["versions"].get(name) != now[name]:
+            raise RecordError(
+                f"{path}: written with {name} {about['versions'].get(name)}, this is {name} {now[name]}"
+            )
+    return Record(config, _read_curves(path, table), about["versions"], about["machine"])
+
+
+def _parse_metadata(path: Path, raw: bytes | None) -> dict[str, Any]:
+    if raw is None:
+        raise RecordError(f"{path}: not written by dasgrad (no {METADATA_KEY.decode()!r} metadata)")
+    try:
+        about = json.loads(raw)
+    except ValueError as error:
+        raise RecordError(f"{path}: its metadata is not JSON ({error})") from error
+    if not isinstance(about, dict) or about.get("schema_version") != SCHEMA_VERSION:
+        found = about.get("schema_version") if isinstance(about, dict) else None
+        raise RecordError(f"{path}: has schema version {found!r}, this is version {SCHEMA_VERSION}")
+    for key in ("config", "versions", "machine"):
+        if not isinstance(about.get(key), dict):
+            raise RecordError(f"{path}: its metadata has no {key!r}")
+    return about
+
+
+def _read_curves(path: Path, table: Any) -> dict[str, NDArray[np.float64]]:
+    from dasgrad.experiments.curves import COLUMNS
+
+    missing = [name for name in COLUMNS if name not in table.column_names]
+    if missing or table.num_rows == 0:
+        reason = f"lacks the columns {', '.join(missing)}" if missing else "has no rows"
+        raise RecordError(f"{path}: {reason}")
+    return {name: table.column(name).to_numpy().astype(np.float64) for name in COLUMNS}

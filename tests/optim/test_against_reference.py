@@ -1,0 +1,171 @@
+"""Every path of the optimizer against the paper's algorithm, step by step, on the same recorded gradients."""
+
+import numpy as np
+import pytest
+import torch
+
+import dasgrad
+import helpers
+from dasgrad import reference
+
+NUM_STEPS, BATCH, DIM = 100, 3, 5
+ALPHA = 0.05
+
+
+def recorded(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Gradients [T, B, d], a few coordinates silent at first, and positive weights [T, B]."""
+    rng = np.random.default_rng(seed)
+    gradients = rng.normal(size=(NUM_STEPS, BATCH, DIM)) * np.exp(rng.normal(size=DIM))
+    gradients[:10, :, 0] = 0.0
+    return gradients, rng.gamma(2.0, 0.5, size=(NUM_STEPS, BATCH))
+
+
+def reference_run(moments, weighting, project, *, kappa=0.1, eps=1e-8, beta1=lambda t: 0.9):
+    phi, psi = reference.MOMENTS[moments]
+    return reference.Algorithm1(
+        theta=np.linspace(-1, 1, DIM),
+        alpha=lambda t: ALPHA / t**0.5,
+        phi=phi,
+        psi=psi,
+        beta1=beta1,
+        eps=eps,
+        kappa=kappa,
+        weighting=weighting,
+        project=project,
+    )
+
+
+def set_gradients(optimizer, params, gradients, weights) -> None:
+    """Hand one recorded batch to the optimizer, as its weighting asks for; parameters are slices of d."""
+    plain, weighted = gradients.mean(0), (weights[:, None] * gradients).mean(0)
+    ends = np.cumsum([p.numel() for p in params])[:-1]
+
+    def cut(vector):
+        parts = zip(np.split(vector, ends), params, strict=True)
+        return [torch.from_numpy(part).reshape(p.shape).clone() for part, p in parts]
+
+    seen = plain if optimizer.weighting == "update" else weighted
+    for p, grad in zip(params, cut(seen), strict=True):
+        p.grad = grad
+    if optimizer.weighting == "update":
+        optimizer.accumulate_update_grads(cut(weighted), float(weights.mean()))
+
+
+def compare(run, optimizer, params, *, after_step=lambda: None, tolerance=1e-10) -> None:
+    gradients, weights = recorded()
+    scheduler = dasgrad.InverseSqrtLR(optimizer)
+    for t in range(NUM_STEPS):
+        run.step(list(gradients[t]), list(weights[t]))
+        set_gradients(optimizer, params, gradients[t], weights[t])
+        optimizer.step()
+        scheduler.step()
+        after_step()
+        flat = torch.cat([p.detach().flatten() for p in params]).numpy()
+        np.testing.assert_allclose(flat, run.theta, rtol=tolerance, atol=tolerance, err_msg=f"step {t + 1}")
+
+
+PATHS = {
+    "loop": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+    "default": {},
+}
+
+
+def fused_exists(moments: str, weighting: str) -> bool:
+    return moments in ("adam", "amsgrad") and weighting == "gradient"
+
+
+CASES = [
+    (path, moments, weighting)
+    for path in PATHS
+    for moments in helpers.MOMENTS
+    for weighting in helpers.WEIGHTINGS
+    if path != "fused" or fused_exists(moments, weighting)
+]
+
+
+@pytest.mark.parametrize("projection", helpers.PROJECTIONS)
+@pytest.mark.parametrize(("path", "moments", "weighting"), CASES)
+def test_every_path_equals_the_reference(path, moments, weighting, projection):
+    run = reference_run(moments, weighting, helpers.bisected_projection(projection))
+    param = torch.nn.Parameter(torch.linspace(-1, 1, DIM, dtype=torch.float64))
+    optimizer = dasgrad.DASGrad(
+        [param],
+        lr=ALPHA,
+        weight_decay=0.1,
+        moments=moments,
+        weighting=weighting,
+        projection=helpers.PROJECTIONS[projection],
+        **PATHS[path],
+    )
+    compare(run, optimizer, [param])
+
+
+@pytest.mark.parametrize("path", ["loop", "foreach"])
+@pytest.mark.parametrize("moments", helpers.MOMENTS)
+@pytest.mark.parametrize("weighting", helpers.WEIGHTINGS)
+def test_zero_over_zero_is_zero_without_eps(path, moments, weighting):
+    run = reference_run(moments, weighting, None, kappa=0.0, eps=0.0)
+    param = torch.nn.Parameter(torch.linspace(-1, 1, DIM, dtype=torch.float64))
+    optimizer = dasgrad.DASGrad([param], lr=ALPHA, eps=0.0, moments=moments, weighting=weighting, **PATHS[path])
+    compare(run, optimizer, [param])
+
+
+@pytest.mark.parametrize("path", ["loop", "foreach"])
+@pytest.mark.parametrize("weighting", helpers.WEIGHTINGS)
+def test_decaying_beta1_equals_the_reference(path, weighting):
+    run = reference_run("amsgrad", weighting, None, beta1=lambda t: 0.9 / t)
+    param = torch.nn.Parameter(torch.linspace(-1, 1, DIM, dtype=torch.float64))
+    optimizer = dasgrad.DASGrad([param], lr=ALPHA, weight_decay=0.1, weighting=weighting, **PATHS[path])
+    decay = dasgrad.Beta1Decay(optimizer)
+    compare(run, optimizer, [param], after_step=decay.step)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_several_tensors_and_a_tensor_lr(path):
+    run = reference_run("amsgrad", "gradient", None)
+    whole = torch.linspace(-1, 1, DIM, dtype=torch.float64)
+    params = [torch.nn.Parameter(whole[:2].clone()), torch.nn.Parameter(whole[2:].clone().reshape(3, 1))]
+    lr = torch.tensor(ALPHA, dtype=torch.float64)
+    optimizer = dasgrad.DASGrad(params, lr=lr, weight_decay=0.1, **PATHS[path])
+    compare(run, optimizer, params)
+
+
+class HalfSquares(dasgrad.moments.Moments):
+    """A pair of a user's own: plain direction, ψ = ½v + ½g²."""
+
+    keys = ("second",)
+
+    def advance(self, state, grad, hyper):
+        return {"second": 0.5 * state["second"] + 0.5 * grad.square()}
+
+    def psi(self, state, hyper):
+        return state["second"]
+
+
+@pytest.mark.parametrize("weighting", helpers.WEIGHTINGS)
+def test_own_moments_object_equals_the_same_pair_in_the_reference(weighting):
+    run = reference_run("rmsprop", weighting, None)
+    run.beta2 = 0.5
+    param = torch.nn.Parameter(torch.linspace(-1, 1, DIM, dtype=torch.float64))
+    optimizer = dasgrad.DASGrad([param], lr=ALPHA, weight_decay=0.1, moments=HalfSquares(), weighting=weighting)
+    compare(run, optimizer, [param])
+
+
+@pytest.mark.parametrize("moments", helpers.MOMENTS)
+def test_recursions_equal_the_sums_of_the_paper(moments):
+    """φ and ψ of the reference take the whole history; `advance` must carry the same."""
+    phi, psi = reference.MOMENTS[moments]
+    pair = dasgrad.moments.resolve(moments)
+    rng = np.random.default_rng(3)
+    history = []
+    state = pair.init_state(torch.zeros(DIM, dtype=torch.float64))
+    for t in range(1, 21):
+        history.append(rng.normal(size=DIM))
+        hyper = dasgrad.moments.Hyper(0.9, 0.99, 1e-8, float(t), False)
+        g = torch.from_numpy(history[-1])
+        state = pair.advance(state, g, hyper)
+        np.testing.assert_allclose(pair.phi(state, g, hyper), phi(history, [0.9] * t), rtol=1e-12)
+        v = np.broadcast_to(pair.psi(state, hyper).numpy(), DIM)
+        np.testing.assert_allclose(v, psi(history, 0.99), rtol=1e-12)
