@@ -13,9 +13,9 @@ import dasgrad
 SLOPES = torch.tensor([-50.0] + [1.0] * 99, dtype=torch.float64)
 
 
-def final_point(weighting: str, decay: bool, seed: int, num_steps: int = 3000) -> float:
+def final_point(weighting: str, decay: bool, seed: int, num_steps: int = 5000) -> float:
     theta = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = dasgrad.DASGrad([theta], lr=1.0, weighting=weighting, projection=dasgrad.projections.Box(-1.0, 1.0))
+    optimizer = dasgrad.DASGrad([theta], lr=2.0, weighting=weighting, projection=dasgrad.projections.Box(-1.0, 1.0))
     schedules = [dasgrad.InverseSqrtLR(optimizer), *([dasgrad.Beta1Decay(optimizer)] if decay else [])]
     sampler = dasgrad.AdaptiveSampler(100, 1, floor=0.01, stratified=False, seed=seed)
     sampler.refresh(SLOPES.abs())
@@ -33,17 +33,17 @@ def final_point(weighting: str, decay: bool, seed: int, num_steps: int = 3000) -
     return sum(tail) / len(tail)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_constant_beta1_ends_at_the_wrong_end(seed):
     assert final_point("update", decay=False, seed=seed) > 0.8
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_beta1_over_t_ends_at_the_right_one(seed):
     assert final_point("update", decay=True, seed=seed) < -0.8
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("decay", [False, True])
 def test_gradient_weighting_ends_at_the_right_one(seed, decay):
     assert final_point("gradient", decay=decay, seed=seed) < -0.8

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -107,7 +108,15 @@ def test_a_checkpoint_with_other_moments_or_state_is_refused_and_changes_nothing
     assert torch.equal(after["state"][0]["sum"], before["state"][0]["sum"])
 
 
-def test_unused_schedulers_compose():
+def test_copies_and_pickles_go_on_alike():
+    params, optimizer = quadratic()
+    step(params, optimizer)
+    for twins, twin in (copy.deepcopy((params, optimizer)), pickle.loads(pickle.dumps((params, optimizer)))):
+        step(twins, twin)
+        assert not torch.equal(twins[0], params[0])
+
+
+def test_torch_schedulers_compose():
     (param,), optimizer = quadratic()
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
     step([param], optimizer)

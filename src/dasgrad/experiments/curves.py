@@ -18,21 +18,10 @@ from torch.optim import Optimizer
 
 import dasgrad
 from dasgrad.experiments.datasets import Split
-from dasgrad.experiments.records import RunConfig
+from dasgrad.experiments.records import COLUMNS, RunConfig
 
 BETAS = (0.9, 0.99)
 NUM_EVALUATIONS = 50
-COLUMNS = (
-    "step",
-    "train_loss",
-    "train_accuracy",
-    "test_loss",
-    "test_accuracy",
-    "seconds",
-    "scoring_seconds",
-    "gradient_evaluations",
-    "scored_examples",
-)
 
 Curves = dict[str, NDArray[np.float64]]
 LossFunction = Callable[[Any, Any], Tensor]
@@ -82,7 +71,7 @@ def resolve_options(method: str) -> dict[str, Any]:
     They are read off the objects themselves: when a default changes, so does the configuration, and old
     records are no longer taken for new ones.
     """
-    model = nn.utils.skip_init(nn.Linear, 1, 1)
+    model = nn.Linear(1, 1, device="meta")  # no values, so no random numbers
     optimizer = METHODS[method].make_optimizer(model.parameters(), 1.0)
     kind = type(optimizer)
     options: dict[str, Any] = {
@@ -103,7 +92,7 @@ def reshuffled_indices(num_examples: int, batch_size: int, seed: int) -> Iterato
     """Batches of passes without replacement, for ever; the same for every method that asks with this seed."""
     generator = torch.Generator().manual_seed(seed)
     while True:
-        yield from torch.randperm(num_examples, generator=generator).split(batch_size)
+        yield from torch.split(torch.randperm(num_examples, generator=generator), batch_size)
 
 
 def trace(problem: Problem, config: RunConfig, cancelled: Callable[[], bool] = lambda: False) -> Curves:

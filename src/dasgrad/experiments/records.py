@@ -16,10 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+import dasgrad
 
 SCHEMA_VERSION = 1
 METADATA_KEY = b"dasgrad"
+COLUMNS = (
+    "step",
+    "train_loss",
+    "train_accuracy",
+    "test_loss",
+    "test_accuracy",
+    "seconds",
+    "scoring_seconds",
+    "gradient_evaluations",
+    "scored_examples",
+)
+
+# pyarrow is imported where it is used: experiments can be listed, and the command line can say what is missing,
+# without the extra.
 
 
 class RecordError(Exception):
@@ -71,10 +88,6 @@ class Record:
 
 def current_versions() -> dict[str, str]:
     """Versions that a run's numbers depend on."""
-    import torch
-
-    import dasgrad
-
     return {"dasgrad": dasgrad.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
@@ -116,7 +129,7 @@ def write_record(path: Path, record: Record) -> None:
     }
     table = pa.table(record.curves).replace_schema_metadata({METADATA_KEY: json.dumps(about).encode()})
     buffer = io.BytesIO()
-    pq.write_table(table, buffer)
+    pq.write_table(table, buffer, write_page_checksum=True)
     write_atomically(path, buffer.getvalue())
 
 
@@ -133,7 +146,7 @@ def read_record(path: Path, config: RunConfig) -> Record:
 
     content = path.read_bytes()
     try:
-        table = pq.read_table(io.BytesIO(content))
+        table = pq.read_table(io.BytesIO(content), page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise RecordError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
     about = _parse_metadata(path, (table.schema.metadata or {}).get(METADATA_KEY))
@@ -142,9 +155,7 @@ def read_record(path: Path, config: RunConfig) -> Record:
     now = current_versions()
     for name in ("dasgrad", "torch"):
         if about["versions"].get(name) != now[name]:
-            raise RecordError(
-                f"{path}: written with {name} {about['versions'].get(name)}, this is {name} {now[name]}"
-            )
+            raise RecordError(f"{path}: written with {name} {about['versions'].get(name)}, this is {name} {now[name]}")
     return Record(config, _read_curves(path, table), about["versions"], about["machine"])
 
 
@@ -165,8 +176,6 @@ def _parse_metadata(path: Path, raw: bytes | None) -> dict[str, Any]:
 
 
 def _read_curves(path: Path, table: Any) -> dict[str, NDArray[np.float64]]:
-    from dasgrad.experiments.curves import COLUMNS
-
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing or table.num_rows == 0:
         reason = f"lacks the columns {', '.join(missing)}" if missing else "has no rows"

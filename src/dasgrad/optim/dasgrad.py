@@ -99,9 +99,14 @@ class DASGrad(torch.optim.Optimizer):
             "fused": fused,
             "capturable": capturable,
         }
-        self._update_grads: dict[Tensor, Tensor] = {}
-        self._mean_weight: float | Tensor = 0.0
+        self._update_grads: dict[Tensor, Tensor]
+        self._mean_weight: float | Tensor
+        self._clear_update_grads()
         super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._clear_update_grads()  # torch copies and pickles state and groups alone
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own; missing options take the constructor's values."""
@@ -240,8 +245,7 @@ class DASGrad(torch.optim.Optimizer):
         if group["projection"] is not None:
             for param, state in zip(bucket.params, bucket.states, strict=True):
                 hyper = steps.read_hyper(group, steps.read_step(state, group["capturable"]))
-                metric = moments.metric(state, hyper).to(param).expand_as(param)
-                param.copy_(group["projection"](param, metric))
+                param.copy_(group["projection"](param, steps.full_metric(moments, state, hyper, param)))
 
     # --- state ----------------------------------------------------------------------------------------
 
@@ -287,7 +291,6 @@ class DASGrad(torch.optim.Optimizer):
                 if extra in saved:
                     merged[-1][extra] = saved[extra]
         super().load_state_dict({**state_dict, "state": states, "param_groups": merged})
-        self._clear_update_grads()
 
 
 def _complete_state(state: dict[str, Any] | None, moments: Moments) -> None:

@@ -54,7 +54,12 @@ def read_hyper(group: Mapping[str, Any], step: float | Tensor) -> Hyper:
 def read_step(state: Mapping[str, Any], capturable: bool) -> float | Tensor:
     """The step count: the tensor itself where the host must not wait for it, else a number."""
     step: Tensor = state["step"]
-    return step if capturable else float(step)
+    return step if capturable or step.is_cuda else float(step)
+
+
+def full_metric(moments: Moments, state: Mapping[str, Any], hyper: Hyper, param: Tensor) -> Tensor:
+    """H in the parameter's shape and dtype, on its device; ψ itself may be a scalar."""
+    return torch.zeros_like(param).add_(moments.metric(state, hyper))
 
 
 def loop(bucket: Bucket, group: Mapping[str, Any], moments: Moments, update: WeightedUpdate | None) -> None:
@@ -76,7 +81,7 @@ def loop(bucket: Bucket, group: Mapping[str, Any], moments: Moments, update: Wei
             direction = direction / moments.corrections(hyper)[0]
         if decay and group["decoupled_weight_decay"]:
             param.mul_(1 - lr * decay)
-        metric = moments.metric(state, hyper)
+        metric = full_metric(moments, state, hyper, param)
         param.sub_(lr * torch.where(metric == 0, 0.0, direction / metric))
 
 

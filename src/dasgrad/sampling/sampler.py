@@ -230,11 +230,11 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         if self.floor > 0:
             below = (u / self.floor).clamp_(max=1.0)
             indices = torch.where(u < self.floor, self._find_in_target(below), indices)
-        masses = self._tree[indices]
+        masses = self._tree.masses_of(indices)
         if self._target_tree is None:
             scores = masses * self.num_examples
         else:
-            scores = masses / self._target_tree[indices]
+            scores = masses / self._target_tree.masses_of(indices)
         return indices, 1.0 / ((1 - self.floor) * scores / total + self.floor)
 
     def _find_in_target(self, u: Tensor) -> Tensor:

@@ -100,6 +100,10 @@ class SegmentTree:
         positions = _as_indices(index, -len(self), len(self), "SegmentTree[index]")
         return self._leaves.take(positions.to(self.device))
 
+    def masses_of(self, found: Tensor) -> Tensor:
+        """Return the masses at indices that `find` gave; unlike `tree[found]`, without waiting for a device."""
+        return self._leaves.take(found)
+
     @property
     def device(self) -> torch.device:
         """Where the tree lives."""

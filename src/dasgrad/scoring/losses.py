@@ -53,7 +53,9 @@ class LossFunction(nn.Module):
         return values
 
     def cast(self, tensor: Any) -> Any:
-        """A floating tensor in the scorer's dtype, another one as it is."""
+        """A floating tensor in the scorer's dtype, another one as it is; both fit for autograd."""
+        if isinstance(tensor, Tensor) and tensor.is_inference():
+            tensor = tensor.clone()
         return tensor.to(self.dtype) if self.dtype is not None and tensor.is_floating_point() else tensor
 
     def tensors(self) -> dict[str, Tensor]:

@@ -155,7 +155,7 @@ class ExampleScorer:
                 for data in chunks:
                     scores.append(self._score(nested.move(data, device_of(self.model))))
                     advance(len(scores[-1]))
-        return torch.cat(scores)
+            return torch.cat(scores)
 
     def _announced_model(self) -> nn.Module:
         names = [] if self._warned_batch_norm else training_batch_norms(self.model)

@@ -246,7 +246,7 @@ class AdaptiveLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Sampler, position in the pass, draws in flight and step count: where the next batch comes from."""
-        draws = list(self._in_flight) or list(self._replay)
+        draws = [*self._in_flight, *self._replay]
         return {
             "version": STATE_VERSION,
             "sampler": self.sampler.state_dict(),

@@ -1,0 +1,117 @@
+"""The figure of an experiment: training loss, accuracy, and paired improvement over the reference."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+
+from dasgrad.experiments.records import Record, write_atomically
+from dasgrad.experiments.runner import Outcome
+from dasgrad.experiments.statistics import Band, mean_band, relative_improvement_band, stack
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a method is drawn: told apart by dash and lightness as well as by hue, so also in grey."""
+
+    label: str
+    color: str
+    dash: str | tuple[int, tuple[float, ...]]
+
+
+# Okabe and Ito's blue and vermillion, which colour-blind readers tell apart, and a grey.
+STYLES = {
+    "dasgrad": Style("DASGrad", "#0072B2", "-"),
+    "amsgrad": Style("AMSGrad", "#D55E00", (0, (5.0, 1.5))),
+    "adam": Style("Adam", "#6b6b6b", (0, (1.2, 1.2))),
+}
+EARLY_SHARE = 0.05
+"""Of the steps, those in which accuracy climbs from chance; the accuracy panel does not zoom out to them."""
+
+
+def draw_figure(outcome: Outcome, stem: Path) -> list[Path]:
+    """Draw the three panels and write them to ``stem`` with .png and .svg, atomically; returns the files."""
+    with mpl.rc_context({"font.size": 10, "svg.hashsalt": "dasgrad"}):
+        figure = Figure(figsize=(12.5, 4.2), layout="constrained")
+        loss, accuracy, improvement = figure.subplots(1, 3)
+        _draw_loss(loss, outcome)
+        _draw_accuracy(accuracy, outcome)
+        _draw_improvement(improvement, outcome)
+        for axes in (loss, accuracy, improvement):
+            axes.set_xlabel("steps")
+            axes.set_xlim(0, outcome.settings.num_steps)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.25, linewidth=0.6)
+        settings = outcome.settings
+        figure.suptitle(
+            f"{outcome.experiment.title}: batch {settings.batch_size}, refresh every {settings.refresh} steps; "
+            f"mean and 95 % band over {settings.num_seeds} paired seeds",
+            fontsize=11,
+        )
+        return [_save(figure, stem.with_suffix(suffix)) for suffix in (".png", ".svg")]
+
+
+def _draw_loss(axes: Axes, outcome: Outcome) -> None:
+    for method, runs in outcome.records.items():
+        style = STYLES[method]
+        label = f"{style.label}, α = {outcome.learning_rates[method]:g}"
+        _draw_band(axes, runs, mean_band(stack(runs, "train_loss")), style, label)
+    axes.set_yscale("log")
+    axes.set_title("Training loss")
+    axes.set_ylabel("mean cross-entropy")
+    axes.legend(frameon=False)
+
+
+def _draw_accuracy(axes: Axes, outcome: Outcome) -> None:
+    widths = {"train_accuracy": 2.4, "test_accuracy": 1.1}
+    settled = []
+    for method, runs in outcome.records.items():
+        steps, style = runs[0].curves["step"], STYLES[method]
+        for column, width in widths.items():
+            mean = stack(runs, column).mean(0)
+            axes.plot(steps, mean, color=style.color, linestyle=style.dash, linewidth=width)
+            settled.append(mean[steps >= EARLY_SHARE * steps[-1]].min())
+    axes.set_ylim(max(0.0, min(settled) - 0.01), 1.002)  # the first steep rise would hide all that follows
+    axes.set_title("Accuracy")
+    axes.set_ylabel("examples classified correctly")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    kinds = zip(("training set", "test set"), widths.values(), strict=True)
+    handles = [Line2D([], [], color="black", linewidth=width, label=label) for label, width in kinds]
+    axes.legend(handles=handles, frameon=False, loc="lower right")
+
+
+def _draw_improvement(axes: Axes, outcome: Outcome) -> None:
+    reference = outcome.experiment.reference
+    name = STYLES[reference].label
+    baselines = outcome.records[reference]
+    axes.axhline(0.0, color=STYLES[reference].color, linestyle=STYLES[reference].dash, linewidth=2.0)
+    for method, runs in outcome.records.items():
+        if method != reference:
+            _draw_band(axes, runs, relative_improvement_band(baselines, runs), STYLES[method], STYLES[method].label)
+    axes.set_title(f"Paired improvement over {name}")
+    axes.set_ylabel(f"training loss below {name}'s")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.margins(y=0.12)
+    for edge, height, word in (("top", 0.97, "better"), ("bottom", 0.03, "worse")):
+        axes.text(0.98, height, word, transform=axes.transAxes, ha="right", va=edge, style="italic", color="#555555")
+
+
+def _draw_band(axes: Axes, runs: Sequence[Record], band: Band, style: Style, label: str) -> None:
+    steps = runs[0].curves["step"]
+    axes.plot(steps, band.mean, color=style.color, linestyle=style.dash, linewidth=2.0, label=label)
+    axes.fill_between(steps, band.low, band.high, color=style.color, alpha=0.18, linewidth=0)
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    buffer = io.BytesIO()
+    kind = path.suffix[1:]
+    # No date in the file: the same records give the same bytes.
+    figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    write_atomically(path, buffer.getvalue())
+    return path

@@ -1,0 +1,138 @@
+"""The summary as aligned text and as CSV."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from dasgrad.experiments.records import write_atomically
+from dasgrad.experiments.runner import Outcome
+from dasgrad.experiments.statistics import Improvement, Interval, MethodSummary, Summary
+
+
+def format_summary(summary: Summary, outcome: Outcome) -> str:
+    """The comparison in at most 100 columns, with what it costs and whether it paid."""
+    settings, runs = outcome.settings, outcome.records[summary.reference]
+    machine = runs[0].machine
+    methods = list(summary.methods.values())
+    blocks = [
+        f"{outcome.experiment.title}: {settings.num_steps:,} steps, batch {settings.batch_size}, refresh every "
+        f"{settings.refresh} steps,\n{summary.num_seeds} paired seeds, means with 95 % bootstrap intervals over seeds; "
+        "learning rates α/√t tuned on\nother seeds.",
+        _align(_final_rows(methods)),
+        _align(_cost_rows(methods, summary.reference)),
+        "\n".join(_verdicts(summary)),
+        f"Timed on {machine['cpu']}, {machine['cores']} cores, one thread a run.",
+    ]
+    if outcome.at_grid_edge:
+        blocks.append(
+            f"The best learning rate of {', '.join(outcome.at_grid_edge)} is at the edge of the grid "
+            f"{', '.join(f'{lr:g}' for lr in outcome.experiment.learning_rates)}:\na wider grid might do better."
+        )
+    return "\n\n".join(blocks)
+
+
+def write_csv(summary: Summary, path: Path) -> None:
+    """One row for each method and quantity: ``method, lr, quantity, mean, low, high``, atomically.
+
+    Quantities without an interval leave ``low`` and ``high`` empty; a mark never reached leaves ``mean`` empty.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["method", "lr", "quantity", "mean", "low", "high"])
+    for own in summary.methods.values():
+        quantities: dict[str, Interval | float | None] = {
+            **{f"final_{name}" if name != "seconds" else name: value for name, value in own.finals.items()},
+            "scoring_share": own.scoring_share,
+            "gradient_evaluations": own.gradient_evaluations,
+            "scored_examples": own.scored_examples,
+            f"steps_to_{summary.reference}": own.steps_to_reference,
+            f"seconds_to_{summary.reference}": own.seconds_to_reference,
+        }
+        for improvement in summary.improvements:
+            if improvement.method == own.method:
+                quantities[f"improvement_over_{improvement.baseline}"] = improvement.difference
+                quantities[f"relative_improvement_over_{improvement.baseline}"] = improvement.relative
+        for quantity, value in quantities.items():
+            writer.writerow([own.method, f"{own.lr:g}", quantity, *_csv_cells(value)])
+    write_atomically(path, buffer.getvalue().encode())
+
+
+def _csv_cells(value: Interval | float | None) -> list[str]:
+    if isinstance(value, Interval):
+        return [f"{value.mean:.9g}", f"{value.low:.9g}", f"{value.high:.9g}"]
+    return ["" if value is None else f"{value:.9g}", "", ""]
+
+
+def _final_rows(methods: Sequence[MethodSummary]) -> list[list[str]]:
+    rows = [["method", "lr", "train loss", "test loss", "train acc. %", "test acc. %"]]
+    for own in methods:
+        losses = [_interval(own.finals[name], 4) for name in ("train_loss", "test_loss")]
+        accuracies = [_interval(_times(own.finals[name], 100), 1) for name in ("train_accuracy", "test_accuracy")]
+        rows.append([own.method, f"{own.lr:g}", *losses, *accuracies])
+    return rows
+
+
+def _cost_rows(methods: Sequence[MethodSummary], reference: str) -> list[list[str]]:
+    rows = [["method", "seconds", "of it scoring", "gradients", "scored", f"steps to {reference}'s loss", "seconds"]]
+    for own in methods:
+        steps, seconds = own.steps_to_reference, own.seconds_to_reference
+        rows.append(
+            [
+                own.method,
+                _interval(own.finals["seconds"], 2),
+                f"{own.scoring_share:.0%}",
+                f"{own.gradient_evaluations:,.0f}",
+                f"{own.scored_examples:,.0f}",
+                "not reached" if steps is None else f"{steps:,}",
+                "–" if seconds is None else f"{seconds:.2f}",
+            ]
+        )
+    return rows
+
+
+def _verdicts(summary: Summary) -> list[str]:
+    """What the numbers say, whichever way they fall."""
+    lines = []
+    for improvement in summary.improvements:
+        lines.append(_loss_verdict(improvement))
+        ours = summary.methods[improvement.method]
+        lines.append(_clock_verdict(ours, summary.methods[improvement.baseline]))
+    return lines
+
+
+def _loss_verdict(improvement: Improvement) -> str:
+    gained, relative = improvement.difference, improvement.relative
+    sign = 1.0 if gained.mean >= 0 else -1.0
+    word = "lower" if gained.mean >= 0 else "HIGHER"
+    sure = "" if gained.low > 0 or gained.high < 0 else "; the interval includes 0: no clear difference"
+    low, high = sorted((sign * relative.low, sign * relative.high))
+    return (
+        f"{improvement.method} against {improvement.baseline}: final training loss {word} by {abs(gained.mean):.4f} "
+        f"({sign * relative.mean:.0%} [{low:.0%}, {high:.0%}]){sure}."
+    )
+
+
+def _clock_verdict(ours: MethodSummary, baseline: MethodSummary) -> str:
+    own, other = ours.finals["seconds"].mean, baseline.finals["seconds"].mean
+    if own > other:
+        return f"  On the clock SLOWER: {own:.2f} s a run against {other:.2f} s ({own / other:.1f}×), scoring included."
+    return f"  On the clock faster: {own:.2f} s a run against {other:.2f} s ({own / other:.2f}×), scoring included."
+
+
+def _times(interval: Interval, factor: float) -> Interval:
+    return Interval(interval.mean * factor, interval.low * factor, interval.high * factor)
+
+
+def _interval(interval: Interval, digits: int) -> str:
+    return f"{interval.mean:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+
+
+def _align(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; the first flush left, numbers flush right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -1,0 +1,162 @@
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import dasgrad
+from dasgrad.cli import main
+from dasgrad.experiments import runner
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: COMMAND"),
+        (["run"], "required: EXPERIMENT"),
+        (["run", "nope"], "unknown experiment 'nope'; there is digits"),
+        (["run", "digits", "--seeds", "1"], "argument --seeds: must be an integer in [2, 10000], got '1'"),
+        (["run", "digits", "--seeds", "10001"], "got '10001'"),
+        (["run", "digits", "--steps", "0"], "argument --steps: must be an integer of at least 1, got '0'"),
+        (["run", "digits", "--steps", "many"], "argument --steps: must be an integer of at least 1, got 'many'"),
+        (["run", "digits", "--batch-size", "-3"], "argument --batch-size: must be an integer of at least 1, got '-3'"),
+        (["run", "digits", "--batch-size", "1438"], "argument --batch-size: must be an integer in [1, 1437]"),
+        (["run", "digits", "--refresh", "1.5"], "argument --refresh: must be an integer of at least 1, got '1.5'"),
+        (["run", "digits", "--processes", "0"], "argument --processes: must be an integer of at least 1, got '0'"),
+        (["run", "digits", "--device", "tpu"], "argument --device: must be cpu or cuda, got 'tpu'"),
+        (["run", "digits", "--what"], "unrecognized arguments: --what"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(arguments, capsys)
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "argument --device: torch" in refused(["run", "digits", "--device", "cuda"], capsys)
+
+
+def test_out_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    errors = refused(["run", "digits", "--out", str(tmp_path / "file")], capsys)
+    assert "argument --out: must be a folder" in errors
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+def test_help_has_examples(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert "examples:" in text
+    assert "dasgrad run digits --seeds 5" in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"dasgrad {dasgrad.__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["matplotlib", "pyarrow", "sklearn", "tqdm"])
+def test_without_the_extra_the_command_says_how_to_get_it(tmp_path: Path, name: str) -> None:
+    code = (
+        f"import sys; sys.modules[{name!r}] = None\n"
+        "from dasgrad.cli import main\n"
+        f"sys.exit(main(['run', 'digits', '--out', {str(tmp_path)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip() == f'dasgrad run needs {name}: pip install "dasgrad[experiments]"'
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_core_does_not_import_experiments() -> None:
+    code = (
+        "import sys, dasgrad\n"
+        "parts = ('dasgrad.experiments', 'dasgrad.report', 'dasgrad.cli', 'matplotlib', 'pyarrow', 'sklearn')\n"
+        "sys.exit(', '.join(name for name in parts if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
+
+
+def test_run_digits_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "digits", "--seeds", "2", "--steps", "40", "--processes", "1", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    folder = tmp_path / "digits"
+    assert "105" not in captured.err
+    assert "51/51" in captured.err  # 3 methods × (5 rates × 3 tuning seeds + 2 seeds)
+    assert (folder / "digits.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (folder / "digits.svg").read_text()
+    lines = captured.out.splitlines()
+    table = lines[: next(k for k, line in enumerate(lines) if line.startswith("Written:"))]
+    assert max(len(line) for line in table) <= 100
+    for phrase in ("2 paired seeds", "train loss", "dasgrad against amsgrad: final training loss", "On the clock"):
+        assert phrase in captured.out
+    rows = list(csv.DictReader((folder / "summary.csv").read_text().splitlines()))
+    quantities = {row["quantity"] for row in rows if row["method"] == "dasgrad"}
+    assert {"final_train_loss", "scoring_share", "improvement_over_adam", "steps_to_amsgrad"} <= quantities
+    before = (folder / "digits.svg").read_bytes()
+    assert main(arguments) == 0
+    assert "51 runs were there already" in capsys.readouterr().out
+    assert (folder / "digits.svg").read_bytes() == before
+
+
+def test_interruption_says_what_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*job: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "perform", stop)
+    arguments = ["run", "digits", "--steps", "40", "--processes", "1", "--out", str(tmp_path)]
+    assert main(arguments) == 130
+    errors = capsys.readouterr().err
+    assert f"Interrupted: 0 of 105 runs are kept in {tmp_path / 'digits'}" in errors
+    assert f"To go on: dasgrad {' '.join(arguments)}" in errors
+
+
+def test_a_full_disk_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*job: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runner, "perform", fail)
+    assert main(["run", "digits", "--processes", "1", "--out", str(tmp_path)]) == 1
+    assert "No space left on device. Finished runs are kept" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal to a process group")
+def test_ctrl_c_ends_all_processes_and_keeps_records(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dasgrad", "run", "digits", "--steps", "400", "--processes", "2"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("digits/*.parquet")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    # The pipe ends when the last process that writes to it has gone, workers included.
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "of 105 runs are kept" in errors
+    assert "Traceback" not in errors
+    assert list(tmp_path.glob("digits/*.parquet"))
+    assert not list(tmp_path.glob("digits/.*.tmp"))

@@ -1,0 +1,170 @@
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dasgrad
+from dasgrad.experiments import records
+from dasgrad.experiments.records import (
+    COLUMNS,
+    Record,
+    RecordError,
+    RunConfig,
+    current_versions,
+    describe_machine,
+    read_record,
+    write_atomically,
+    write_record,
+)
+
+CONFIG = RunConfig("digits", "dasgrad", 0.3, 7, 40, 32, 10, 1, "cpu", {"betas": (0.9, 0.99), "floor": 0.1})
+
+
+def make_record(config: RunConfig = CONFIG) -> Record:
+    curves = {name: np.linspace(k, k + 1, 5) for k, name in enumerate(COLUMNS)}
+    return Record(config, curves, current_versions(), describe_machine())
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    written, path = make_record(), tmp_path / CONFIG.file_name
+    write_record(path, written)
+    read = read_record(path, CONFIG)
+    assert read.config == CONFIG
+    assert read.versions == written.versions
+    assert read.machine == written.machine
+    assert list(read.curves) == list(COLUMNS)
+    for name in COLUMNS:
+        np.testing.assert_array_equal(read.curves[name], written.curves[name])
+    assert read.final("train_loss") == 2.0
+
+
+def test_metadata_says_what_made_the_curves() -> None:
+    record = make_record()
+    assert record.versions["dasgrad"] == dasgrad.__version__
+    assert set(record.versions) == {"dasgrad", "torch", "python"}
+    assert record.machine["cpu"]
+    assert record.machine["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    "field", ["experiment", "method", "lr", "seed", "num_steps", "batch_size", "refresh", "device"]
+)
+def test_every_setting_gives_a_file_of_its_own(field: str) -> None:
+    value = getattr(CONFIG, field)
+    other = replace(CONFIG, **{field: value + "x" if isinstance(value, str) else value + 1})
+    assert other.file_name != CONFIG.file_name
+    assert replace(CONFIG, options={**CONFIG.options, "floor": 0.2}).file_name != CONFIG.file_name
+    assert replace(CONFIG).file_name == CONFIG.file_name
+
+
+def test_a_crash_before_the_move_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def crash(source: object, target: object) -> None:
+        raise OSError("power cut")
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(OSError, match="power cut"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_content_is_synced_before_it_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    sync, move = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (calls.append("sync"), sync(file)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("move"), move(a, b)))
+    write_atomically(tmp_path / "file", b"content")
+    assert calls == ["sync", "move"]
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def damage_truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def damage_empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def damage_text(path: Path) -> None:
+    path.write_text("not parquet at all")
+
+
+def damage_page(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    at = bytes(content).index(np.float64(1.5).tobytes())  # inside the data of a column
+    content[at] ^= 0xFF
+    path.write_bytes(bytes(content))
+
+
+def foreign_parquet(path: Path) -> None:
+    pq.write_table(pa.table({"a": [1, 2]}), path)
+
+
+def foreign_metadata(path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({b"dasgrad": b"{"}), path)
+
+
+def newer_schema(path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({b"dasgrad": b'{"schema_version": 99}'}), path)
+
+
+def other_config(path: Path) -> None:
+    write_record(path, make_record(replace(CONFIG, seed=8)))
+
+
+def older_library(path: Path) -> None:
+    write_record(path, replace(make_record(), versions={**current_versions(), "dasgrad": "0.0.1"}))
+
+
+def missing_column(path: Path) -> None:
+    record = make_record()
+    write_record(path, replace(record, curves={name: record.curves[name] for name in COLUMNS[:-1]}))
+
+
+def no_rows(path: Path) -> None:
+    write_record(path, replace(make_record(), curves={name: np.zeros(0) for name in COLUMNS}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (damage_truncate, "not a readable Parquet file"),
+        (damage_empty, "not a readable Parquet file"),
+        (damage_text, "not a readable Parquet file"),
+        (damage_page, "not a readable Parquet file"),
+        (foreign_parquet, "not written by dasgrad"),
+        (foreign_metadata, "not JSON"),
+        (newer_schema, "schema version 99"),
+        (other_config, "another configuration"),
+        (older_library, "written with dasgrad 0.0.1"),
+        (missing_column, "lacks the columns scored_examples"),
+        (no_rows, "has no rows"),
+    ],
+)
+def test_an_unusable_file_is_refused_by_name(tmp_path: Path, damage: object, reason: str) -> None:
+    path = tmp_path / CONFIG.file_name
+    write_record(path, make_record())
+    assert callable(damage)
+    damage(path)
+    with pytest.raises(RecordError, match=reason) as caught:
+        read_record(path, CONFIG)
+    assert str(path) in str(caught.value)
+
+
+def test_no_file_is_no_record(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_record(tmp_path / "none", CONFIG)
+
+
+def test_schema_version_is_stored(tmp_path: Path) -> None:
+    write_record(tmp_path / "r", make_record())
+    metadata = pq.read_schema(tmp_path / "r").metadata[records.METADATA_KEY]
+    assert f'"schema_version": {records.SCHEMA_VERSION}'.encode() in metadata

@@ -1,0 +1,123 @@
+"""The same library on a GPU: same numbers, everything stays on the device."""
+
+import pytest
+import torch
+
+import dasgrad
+import helpers
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, torch sees none")
+
+
+def build(device, *, on_device=True, **options):
+    inputs, targets, model = helpers.regression(60)
+    model.to(device)
+    optimizer = dasgrad.DASGrad(model.parameters(), lr=0.05, **options)
+    scorer = dasgrad.ExampleScorer(model, helpers.squared_losses, optimizer)
+    home = device if on_device else "cpu"
+    sampler = dasgrad.AdaptiveSampler(60, 8, seed=1, device=home)
+    data = (inputs.to(home), targets.to(home))
+    return model, optimizer, dasgrad.AdaptiveLoader(data, sampler=sampler, scorer=scorer, refresh=3, device=device)
+
+
+def train(model, optimizer, loader):
+    for batch in loader:
+        optimizer.zero_grad()
+        batch.backward(helpers.squared_losses(model(batch.inputs), batch.targets), optimizer)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("weighting", helpers.WEIGHTINGS)
+@pytest.mark.parametrize("moments", helpers.MOMENTS)
+def test_training_on_the_gpu_equals_training_on_the_cpu(weighting, moments):
+    """Data and draws on the CPU, model on either: the draws are the same, so the parameters are."""
+    paths = []
+    for device in ("cpu", "cuda"):
+        model, optimizer, loader = build(device, on_device=False, weighting=weighting, moments=moments)
+        for _ in range(3):
+            train(model, optimizer, loader)
+        paths.append(model.weight.detach().cpu())
+    torch.testing.assert_close(paths[0], paths[1], rtol=1e-9, atol=1e-10)
+
+
+def test_tensors_on_the_gpu_stay_there():
+    model, optimizer, loader = build("cuda")
+    assert loader.sampler.device.type == "cuda"
+    for batch in loader:
+        assert {batch.inputs.device.type, batch.indices.device.type, batch.weights.device.type} == {"cuda"}
+        inputs = loader.dataset[0]
+        assert torch.equal(batch.inputs, inputs[batch.indices])
+    train(model, optimizer, loader)
+    weights = loader.sampler.weights
+    assert weights.device.type == "cuda"
+    assert weights.max() <= 10.0
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
+def test_drawing_does_not_wait_for_the_gpu():
+    for target in (None, dasgrad.targets.uniform(60)):
+        sampler = dasgrad.AdaptiveSampler(60, 8, target=target, device="cuda")
+        sampler.refresh(torch.rand(60, device="cuda"))
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            indices, weights = sampler.draw()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.testing.assert_close(weights, sampler.weights[indices], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("preconditioner", ["own", "frozen"])
+def test_scores_on_the_gpu_equal_those_on_the_cpu(preconditioner):
+    scores = []
+    for device in ("cpu", "cuda"):
+        model, optimizer, loader = build(device, on_device=False)
+        train(model, optimizer, loader)
+        loader.scorer.preconditioner = preconditioner
+        state = torch.cuda.get_rng_state()
+        scores.append(loader.scorer.score_dataset(loader.dataset).cpu())
+        assert torch.equal(state, torch.cuda.get_rng_state())
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("moments", ["adam", "amsgrad"])
+@pytest.mark.parametrize("bias_correction", [False, True])
+def test_fused_and_loop_agree_on_the_gpu(moments, bias_correction):
+    results = []
+    for path in ({"fused": True}, {"foreach": True}, {"foreach": False}):
+        model, optimizer, loader = build(
+            "cuda",
+            on_device=False,
+            moments=moments,
+            bias_correction=bias_correction,
+            projection=dasgrad.projections.L2Ball(1.0),
+            **path,
+        )
+        train(model, optimizer, loader)
+        results.append(model.weight.detach())
+    for other in results[1:]:
+        torch.testing.assert_close(results[0], other, rtol=1e-9, atol=1e-10)
+
+
+def test_pinned_batches_and_sparse_rows_move():
+    dense = torch.eye(6)
+    rows = dasgrad.SparseRows(torch.arange(7), torch.arange(6), torch.ones(6), 6)
+    loader = dasgrad.AdaptiveLoader(
+        helpers.Rows(rows, torch.zeros(6)), 3, device="cuda", num_workers=1, pin_memory=True
+    )
+    layer = torch.nn.Linear(6, 2).cuda()
+    for batch in loader:
+        torch.testing.assert_close(layer(batch.inputs), layer(dense[batch.indices.cpu()].cuda()))
+
+
+def test_amp_with_a_scaler_counts_only_steps_taken():
+    model, optimizer, loader = build("cuda")
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**20)
+    taken = 0
+    for k, batch in enumerate(loader):
+        optimizer.zero_grad()
+        loss = batch.weighted_mean(helpers.squared_losses(model(batch.inputs), batch.targets))
+        scaler.scale(loss * (float("inf") if k == 2 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        taken += k != 2
+    assert loader.num_steps == taken == len(loader) - 1
