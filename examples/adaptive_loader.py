@@ -46,7 +46,7 @@ def train_adaptive(dataset: TensorDataset, lr: float, num_passes: int) -> nn.Mod
         for batch in loader:
             losses = loss_fn(model(batch.inputs), batch.targets)
             optimizer.zero_grad()
-            batch.weighted_mean(losses).backward()  # type: ignore[no-untyped-call]
+            batch.weighted_mean(losses).backward()
             optimizer.step()
             scheduler.step()
     return model

@@ -35,7 +35,7 @@ def main(num_passes: int = 3) -> dict[str, int | float]:
                 losses = loss_fn(model(batch.inputs), batch.targets)
             loss = batch.weighted_mean(losses)  # log this one: losses.mean() is not the training loss
             recent = loss.item() if num_batches == 0 else 0.95 * recent + 0.05 * loss.item()
-            scaler.scale(loss / NUM_ACCUMULATED).backward()  # type: ignore[no-untyped-call]
+            scaler.scale(loss / NUM_ACCUMULATED).backward()
             num_batches += 1
             if num_batches % NUM_ACCUMULATED == 0:
                 scaler.unscale_(optimizer)

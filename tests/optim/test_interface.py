@@ -108,6 +108,20 @@ def test_a_checkpoint_with_other_moments_or_state_is_refused_and_changes_nothing
     assert torch.equal(after["state"][0]["sum"], before["state"][0]["sum"])
 
 
+def test_a_fused_checkpoint_does_not_bypass_the_update_weighting():
+    param = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    theirs = torch.optim.Adam([param], amsgrad=True, fused=True)
+    step([param], theirs)
+    ours = dasgrad.DASGrad([param], weighting="update", foreach=False)
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.param_groups[0]["fused"] is None
+    assert ours.param_groups[0]["foreach"] is False
+    bad = theirs.state_dict()
+    bad["param_groups"][0]["betas"] = (1.5, 0.9)
+    with pytest.raises(ValueError, match=r"betas=.*1\.5"):
+        ours.load_state_dict(bad)
+
+
 def test_copies_and_pickles_go_on_alike():
     params, optimizer = quadratic()
     step(params, optimizer)

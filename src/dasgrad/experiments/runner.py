@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -224,7 +225,7 @@ class _Session:
         except FileNotFoundError:
             return None
         except RecordError as error:
-            tqdm.write(f"{error}; this run is done again.", file=self._bar.fp)
+            tqdm.write(f"{error}; this run is done again.", file=sys.stderr)
             return None
 
 

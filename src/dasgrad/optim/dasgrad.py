@@ -20,6 +20,7 @@ from dasgrad.projections import Projection
 Weighting = Literal["gradient", "update"]
 UpdateGrads = Sequence[Tensor | None]
 _NOT_SAVED = ("moments", "projection")  # objects: a checkpoint holds their names, not the objects
+_NOT_LOADED = (*_NOT_SAVED, "foreach", "fused")  # how a step is computed is this optimizer's own choice
 
 
 class DASGrad(torch.optim.Optimizer):
@@ -261,8 +262,8 @@ class DASGrad(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state dict of `DASGrad`, or of ``torch.optim.Adam`` and its kin.
 
-        Options the checkpoint lacks, moments and projections keep this optimizer's values. A checkpoint of
-        plain Adam has no v̂: its v takes that place.
+        Options the checkpoint lacks, moments, projections, foreach and fused stay this optimizer's own. A
+        checkpoint of plain Adam has no v̂: its v takes that place.
 
         Raises:
             ValueError: when the checkpoint was written with other moments or another weighting, or lacks
@@ -285,8 +286,9 @@ class DASGrad(torch.optim.Optimizer):
                     )
             for index in saved["params"]:
                 _complete_state(states.get(index), moments)
-            kept = {key: own[key] for key in self.defaults if key not in saved or key in _NOT_SAVED}
+            kept = {key: own[key] for key in self.defaults if key not in saved or key in _NOT_LOADED}
             merged.append({**{k: v for k, v in saved.items() if k in self.defaults or k == "params"}, **kept})
+            _check_group(merged[-1])
             for extra in ("initial_lr", "param_names"):
                 if extra in saved:
                     merged[-1][extra] = saved[extra]
