@@ -19,7 +19,7 @@ from torch import nn
 import dasgrad
 
 NUM_STEPS, BATCH_SIZE, REFRESH = 1000, 32, 10
-RATES = {"logistic": (0.3, 1.0, 3.0, 10.0), "mlp": (0.03, 0.1, 0.3, 1.0)}
+RATES = {"logistic": (0.5, 1.0, 2.0), "mlp": (0.05, 0.1, 0.2, 0.4)}
 TUNING_SEEDS, SEEDS = range(1000, 1003), range(10)
 
 
@@ -31,7 +31,7 @@ class Variant:
     score: str | None = "dasgrad"
     preconditioner: str = "own"
     momentum: bool = False
-    floor: float = 0.1
+    floor: float = 0.5
     stratified: bool = True
 
 
@@ -42,11 +42,11 @@ VARIANTS = [
     Variant("frozen", preconditioner="frozen"),
     Variant("frozen, momentum", preconditioner="frozen", momentum=True),
     Variant("gradient norm", score="gradient"),
-    Variant("own, floor 0.02", floor=0.02),
     Variant("own, floor 0.05", floor=0.05),
+    Variant("own, floor 0.1", floor=0.1),
     Variant("own, floor 0.2", floor=0.2),
-    Variant("own, floor 0.5", floor=0.5),
-    Variant("frozen, floor 0.5", preconditioner="frozen", floor=0.5),
+    Variant("own, floor 0.3", floor=0.3),
+    Variant("own, floor 0.7", floor=0.7),
     Variant("own, independent draws", stratified=False),
 ]
 

@@ -119,9 +119,9 @@ class Algorithm1:
         return [self.beta1(tau) for tau in range(1, t + 1)]
 
     def metric(self, history: History) -> Vector:
-        """H = √ψ(history) + eps; eps alone before the first gradient."""
+        """H = √ψ(history) + eps; before the first gradient ψ is 0, or the identity where it always is."""
         if not history:
-            return np.full_like(self.theta, self.eps)
+            return np.full_like(self.theta, self.eps + (1.0 if self.psi is psi_identity else 0.0))
         return np.sqrt(self.psi(history, self.beta2)) + self.eps
 
     def step(self, gradients: Sequence[Vector], weights: Sequence[float]) -> None:
