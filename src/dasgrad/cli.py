@@ -18,8 +18,7 @@ EXAMPLES = """\
 examples:
   dasgrad run digits                          the default: a table and a figure under runs/digits
   dasgrad run digits --seeds 5 --steps 300    quicker
-  dasgrad run digits --refresh 50 --out /tmp/stale
-                                              how much do older scores cost?
+  dasgrad run digits --refresh 50 --out old   how much do older scores cost?
 
 Finished runs are kept: the same command again goes on after an interruption, and repeats nothing."""
 
@@ -71,10 +70,24 @@ def build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     names = ", ".join(sorted(EXPERIMENTS))
     run.add_argument("experiment", metavar="EXPERIMENT", type=_experiment, help=f"one of: {names}")
     whole = _integer(1, None)
-    run.add_argument("--seeds", type=_integer(2, 10_000), metavar="N", help="paired seeds to report")
-    run.add_argument("--steps", type=whole, metavar="N", help="optimizer steps of a run")
-    run.add_argument("--batch-size", type=whole, metavar="N", help="examples in a batch")
-    run.add_argument("--refresh", type=whole, metavar="N", help="steps between two scorings of all examples")
+    run.add_argument(
+        "--seeds",
+        type=_integer(2, 10_000),
+        metavar="N",
+        help=f"paired seeds to report; default: {_defaults('num_seeds')}",
+    )
+    run.add_argument(
+        "--steps", type=whole, metavar="N", help=f"optimizer steps of a run; default: {_defaults('num_steps')}"
+    )
+    run.add_argument(
+        "--batch-size", type=whole, metavar="N", help=f"examples in a batch; default: {_defaults('batch_size')}"
+    )
+    run.add_argument(
+        "--refresh",
+        type=whole,
+        metavar="N",
+        help=f"steps between two scorings of all examples; default: {_defaults('refresh')}",
+    )
     run.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="default: %(default)s")
     run.add_argument("--device", type=_device, default="cpu", metavar="DEVICE", help="cpu or cuda; default: cpu")
     run.add_argument("--processes", type=whole, metavar="N", help="runs at a time; default: one per core")
@@ -126,6 +139,11 @@ def _read_settings(parser: argparse.ArgumentParser, experiment: Experiment, opti
     except ValueError as error:
         parser.error(f"argument --batch-size: {str(error).partition('` ')[2]}")
     return settings
+
+
+def _defaults(setting: str) -> str:
+    """A setting's default in each experiment, for the help."""
+    return ", ".join(f"{getattr(e.defaults, setting)} ({name})" for name, e in sorted(EXPERIMENTS.items()))
 
 
 def _integer(low: int, high: int | None) -> Callable[[str], int]:

@@ -279,6 +279,11 @@ BAD_ARGUMENTS = [
         ValueError,
         "num_examples=12.*got 11",
     ),
+    (
+        lambda: dasgrad.AdaptiveLoader(DATA, sampler=dasgrad.AdaptiveSampler(12, 4), seed=3),
+        ValueError,
+        "seed=.*left out.*got 3",
+    ),
     (lambda: dasgrad.AdaptiveLoader(DATA, 2, refresh=3), ValueError, "need `scorer`"),
     (
         lambda: dasgrad.AdaptiveLoader(DATA, 2, refresh=0, scorer=simple_scorer()),
@@ -324,6 +329,13 @@ BAD_ARGUMENTS = [
 def test_bad_arguments_are_refused_by_name(make, kind, message):
     with pytest.raises(kind, match=message):
         make()
+
+
+def test_the_seed_decides_the_draws():
+    first, again, other = (
+        [b.indices.tolist() for b in dasgrad.AdaptiveLoader(DATA, 4, seed=seed)] for seed in (1, 1, 2)
+    )
+    assert first == again != other
 
 
 def test_without_a_scorer_draws_follow_what_the_user_gives():

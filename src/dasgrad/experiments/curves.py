@@ -163,7 +163,7 @@ class _Run:
         with self._clock:
             loss, num_examples = next(self._losses)
             self._optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self._optimizer.step()
             self._schedule.step()
         self._step += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
@@ -48,7 +48,8 @@ class AdaptiveLoader:
         batch_size: B; leave it out when ``sampler`` is given.
         scorer: scores the data set at each refresh; without one the draws follow the target until
             ``loader.sampler.refresh(scores)`` is called.
-        sampler: an `AdaptiveSampler` with options of its own (floor, target, seed, …).
+        sampler: an `AdaptiveSampler` with options of its own (floor, target, …).
+        seed: of the draws, 0 if left out; a given ``sampler`` has its own.
         refresh: J, a positive number of completed optimizer steps: all examples are rescored before the draw
             of every J-th step. Steps are counted over passes by a hook on the optimizer, so skipped
             mixed-precision steps and accumulated batches do not count. None is once a pass.
@@ -75,6 +76,7 @@ class AdaptiveLoader:
         *,
         scorer: ExampleScorer | None = None,
         sampler: AdaptiveSampler | None = None,
+        seed: int | None = None,
         refresh: int | None = None,
         optimizer: Optimizer | None = None,
         scoring_dataset: Any = None,
@@ -104,7 +106,11 @@ class AdaptiveLoader:
         direct = columns is not None and collate_fn is None and num_workers == 0
         if sampler is None:
             home = nested.leaves(columns)[0].device if direct else "cpu"
-            sampler = AdaptiveSampler(num_examples, 1 if batch_size is None else batch_size, device=home)
+            sampler = AdaptiveSampler(
+                num_examples, 1 if batch_size is None else batch_size, seed=0 if seed is None else seed, device=home
+            )
+        elif seed is not None:
+            raise ValueError(f"`AdaptiveLoader(seed=...)` must be left out when `sampler` is given, got {seed!r}.")
         elif batch_size not in (None, sampler.batch_size):
             raise ValueError(
                 f"`AdaptiveLoader(batch_size=...)` must be the sampler's, {sampler.batch_size}, got {batch_size!r}."
@@ -229,6 +235,7 @@ class AdaptiveLoader:
         """
         if self.scorer is None:
             raise ValueError("`AdaptiveLoader.refresh` needs `scorer`, got None.")
+        _wait_for(self.scorer.model)  # steps still under way are not scoring's
         started = time.perf_counter()
         scores = self.scorer.score_dataset(**self._score_options)
         scores = fill_nonfinite(scores, self.sampler, self._nonfinite)
@@ -281,6 +288,12 @@ class AdaptiveLoader:
     def __repr__(self) -> str:
         path = "direct" if self._torch_loader is None else f"DataLoader, {self._torch_loader.num_workers} workers"
         return f"AdaptiveLoader({self.sampler!r}, refresh={self._schedule.interval}, {path})"
+
+
+def _wait_for(model: nn.Module) -> None:
+    device = next((param.device for param in model.parameters()), None)
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _leaves_momentum_out(scorer: ExampleScorer) -> bool:
