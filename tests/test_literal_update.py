@@ -17,7 +17,7 @@ def final_point(weighting: str, decay: bool, seed: int, num_steps: int = 5000) -
     theta = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer = dasgrad.DASGrad([theta], lr=2.0, weighting=weighting, projection=dasgrad.projections.Box(-1.0, 1.0))
     schedules = [dasgrad.InverseSqrtLR(optimizer), *([dasgrad.Beta1Decay(optimizer)] if decay else [])]
-    sampler = dasgrad.AdaptiveSampler(100, 1, floor=0.01, stratified=False, seed=seed)
+    sampler = dasgrad.AdaptiveSampler(100, 1, floor=0.01, stratified="none", seed=seed)
     sampler.refresh(SLOPES.abs())
     tail = []
     for t in range(num_steps):

@@ -112,7 +112,7 @@ def test_run_digits_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str
     captured = capsys.readouterr()
     folder = tmp_path / "digits"
     assert "105" not in captured.err
-    assert "51/51" in captured.err  # 3 methods × (5 rates × 3 tuning seeds + 2 seeds)
+    assert "68/68" in captured.err  # 4 methods × (5 rates × 3 tuning seeds + 2 seeds)
     assert (folder / "digits.png").read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (folder / "digits.svg").read_text()
     lines = captured.out.splitlines()
@@ -125,7 +125,7 @@ def test_run_digits_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert {"final_train_loss", "scoring_share", "improvement_over_adam", "steps_to_amsgrad"} <= quantities
     before = (folder / "digits.svg").read_bytes()
     assert main(arguments) == 0
-    assert "51 runs were there already" in capsys.readouterr().out
+    assert "68 runs were there already" in capsys.readouterr().out
     assert (folder / "digits.svg").read_bytes() == before
 
 
@@ -139,7 +139,7 @@ def test_interruption_says_what_is_kept(
     arguments = ["run", "digits", "--steps", "40", "--processes", "1", "--out", str(tmp_path)]
     assert main(arguments) == 130
     errors = capsys.readouterr().err
-    assert f"Interrupted: 0 of 105 runs are kept in {tmp_path / 'digits'}" in errors
+    assert f"Interrupted: 0 of 140 runs are kept in {tmp_path / 'digits'}" in errors
     assert f"To go on: dasgrad {' '.join(arguments)}" in errors
 
 
@@ -167,7 +167,7 @@ def test_ctrl_c_ends_all_processes_and_keeps_records(tmp_path: Path) -> None:
     # The pipe ends when the last process that writes to it has gone, workers included.
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "of 105 runs are kept" in errors
+    assert "of 140 runs are kept" in errors
     assert "Traceback" not in errors
     assert list(tmp_path.glob("digits/*.parquet"))
     assert not list(tmp_path.glob("digits/.*.tmp"))

@@ -84,7 +84,7 @@ def test_reshuffled_passes_visit_every_example_once() -> None:
 
 def test_dasgrad_is_the_public_loop_of_the_documentation(problem: Problem) -> None:
     model = problem.make_model()
-    optimizer = dasgrad.DASGrad(model.parameters(), lr=0.3, betas=(0.9, 0.99))
+    optimizer = dasgrad.DASGrad(model.parameters(), lr=0.3, betas=(0.9, 0.99), bias_correction=True)
     schedule = dasgrad.InverseSqrtLR(optimizer)
     sampler = dasgrad.AdaptiveSampler(1437, 32, seed=0)
     scorer = dasgrad.ExampleScorer(model, problem.loss_fn, optimizer)

@@ -9,7 +9,13 @@ from dasgrad.experiments import DIGITS, Settings, runner
 from dasgrad.experiments.records import COLUMNS, Record, RunConfig
 from dasgrad.experiments.runner import Interrupted, Outcome, choose_learning_rates, perform, run_experiment
 
-SMALL = replace(DIGITS, learning_rates=(0.3, 1.0), num_tuning_seeds=1)
+SMALL = replace(
+    DIGITS,
+    methods=("dasgrad", "amsgrad", "adam"),
+    comparisons=(("dasgrad", "amsgrad"),),
+    learning_rates=(0.3, 1.0),
+    num_tuning_seeds=1,
+)
 SETTINGS = Settings(num_seeds=2, num_steps=12, batch_size=16, refresh=6)
 NUM_RUNS = 3 * (2 * 1 + 2)
 TIMINGS = ("seconds", "scoring_seconds")

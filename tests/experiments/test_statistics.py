@@ -94,7 +94,7 @@ def test_summary_by_hand() -> None:
         "amsgrad": make_records("amsgrad", [[2.0, 1.8, 1.5], [2.0, 2.0, 2.5]]),
         "adam": make_records("adam", [[2.0, 3.0, 4.0], [2.0, 3.0, 4.0]]),
     }
-    summary = summarise(records, "dasgrad", "amsgrad")
+    summary = summarise(records, [("dasgrad", "amsgrad"), ("dasgrad", "adam")], "amsgrad")
     assert summary.num_seeds == 2
     ours, reference = summary.methods["dasgrad"], summary.methods["amsgrad"]
     assert ours.finals["train_loss"].mean == 1.0
@@ -114,7 +114,7 @@ def test_a_mark_that_is_never_reached_is_none() -> None:
         "dasgrad": make_records("dasgrad", [[2.0, 1.5], [2.0, 1.5]]),
         "amsgrad": make_records("amsgrad", [[2.0, 1.0], [2.0, 1.0]]),
     }
-    ours = summarise(records, "dasgrad", "amsgrad").methods["dasgrad"]
+    ours = summarise(records, [("dasgrad", "amsgrad")], "amsgrad").methods["dasgrad"]
     assert ours.steps_to_reference is None
     assert ours.seconds_to_reference is None
 
@@ -122,7 +122,7 @@ def test_a_mark_that_is_never_reached_is_none() -> None:
 def test_unpaired_seeds_are_refused() -> None:
     records = {"dasgrad": make_records("dasgrad", [[1.0]] * 2), "amsgrad": make_records("amsgrad", [[1.0]] * 3)}
     with pytest.raises(ValueError, match="must be paired"):
-        summarise(records, "dasgrad", "amsgrad")
+        summarise(records, [("dasgrad", "amsgrad")], "amsgrad")
 
 
 def test_one_seed_has_no_interval() -> None:

@@ -74,7 +74,7 @@ def test_each_uniform_decides_the_draw_the_reference_makes(case, uniforms):
         assert index in near or p[index] < 1e-9
 
 
-@pytest.mark.parametrize("stratified", [False, True])
+@pytest.mark.parametrize("stratified", ["none", "batch", "pass"])
 @pytest.mark.parametrize("floor", [0.0, 0.3])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_draws_follow_p(stratified, floor, shifted):
@@ -95,12 +95,60 @@ def test_draws_follow_p(stratified, floor, shifted):
 
 
 def test_stratified_draws_take_one_from_each_slice():
-    sampler = dasgrad.AdaptiveSampler(8, 8, floor=0.5, stratified=True)
+    sampler = dasgrad.AdaptiveSampler(8, 8, floor=0.5, stratified="batch")
     sampler.refresh(torch.ones(8))
     for _ in range(50):
         indices, _ = sampler.draw()
         # slices 0-3 belong to the floor (two examples each), slices 4-7 to the tree
         assert (torch.bincount(indices, minlength=8).reshape(4, 2).sum(1) == 2).all()
+
+
+def test_equal_probabilities_make_a_pass_a_reshuffled_epoch():
+    sampler = dasgrad.AdaptiveSampler(24, 4, floor=0.5, stratified="pass", seed=3)
+    orders = []
+    for refreshed in (False, False, True):
+        if refreshed:
+            sampler.refresh(torch.ones(24))
+        drawn = torch.cat([sampler.draw()[0] for _ in range(len(sampler))])
+        orders.append(drawn.tolist())
+        if not refreshed:  # with a floor, half of the draws come from the tree: each example twice every two passes
+            assert sorted(orders[-1]) == list(range(24))
+    assert orders[0] != orders[1]
+    assert torch.bincount(torch.tensor(orders[2]), minlength=24).max() <= 2
+
+
+def test_a_pass_covers_p_evenly_and_a_batch_its_slices():
+    """Each fine slice is visited once a pass, so an interval's count strays from its share by less than 2.
+
+    An example owns two intervals of [0, 1): one below the floor, one above it.
+    """
+    n, batch_size = 60, 5
+    sampler = dasgrad.AdaptiveSampler(n, batch_size, floor=0.3, stratified="pass", seed=8)
+    sampler.refresh(torch.linspace(0, 2, n).exp())
+    for _ in range(5):
+        counts = torch.zeros(n, dtype=torch.float64)
+        for _ in range(len(sampler)):
+            counts += torch.bincount(sampler.draw()[0], minlength=n)
+        assert (counts - n * sampler.probabilities).abs().max() < 4
+
+
+def test_the_estimate_of_a_pass_varies_least_when_it_is_covered():
+    """Variance of the weighted mean over a pass: pass < batch ≤ independent, 200 passes each, fixed seeds."""
+    n = 64
+    values = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    spread = {}
+    for stratified in ("none", "batch", "pass"):
+        sampler = dasgrad.AdaptiveSampler(n, 8, stratified=stratified, floor=0.3, seed=5)
+        sampler.refresh(values.abs())
+        means = []
+        for _ in range(200):
+            draws = [sampler.draw() for _ in range(len(sampler))]
+            means.append(torch.stack([(w * values[i]).mean() for i, w in draws]).mean())
+        means = torch.stack(means)
+        assert abs(means.mean() - values.mean()) < 5 * means.std() / 200**0.5
+        spread[stratified] = float(means.var())
+    assert spread["pass"] < 0.5 * spread["batch"]
+    assert spread["batch"] < 1.2 * spread["none"]
 
 
 def test_an_update_keeps_the_bound_on_the_weights():
@@ -210,6 +258,7 @@ BAD_ARGUMENTS = [
     ({"floor": float("nan")}, r"floor=.*\[0, 1\), got nan"),
     ({"epsilon": -1.0}, r"epsilon=.*at least 0, got -1\.0"),
     ({"floor": 0.0, "epsilon": 0.0}, r"floor=.*epsilon=.*not both be 0"),
+    ({"stratified": True}, r"stratified=.*'none', 'batch' or 'pass', got True"),
     ({"seed": -1}, r"seed=.*non-negative integer, got -1"),
     ({"target": [0.5, 0.5]}, r"target=.*shape \(3,\), got \(2,\)"),
     ({"target": [0.5, 0.5, 0.5]}, r"target=.*sum to 1, got 1\.5"),

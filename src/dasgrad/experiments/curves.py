@@ -53,10 +53,15 @@ class Method:
     adaptive: bool
 
 
+# Each adaptive method has the moments and the bias correction of one of torch's baselines, from which it differs
+# in how examples are drawn, and in nothing else.
 METHODS: dict[str, Method] = {
     "adam": Method(lambda params, lr: torch.optim.Adam(params, lr, BETAS), adaptive=False),
     "amsgrad": Method(lambda params, lr: torch.optim.Adam(params, lr, BETAS, amsgrad=True), adaptive=False),
-    "dasgrad": Method(lambda params, lr: dasgrad.DASGrad(params, lr, BETAS), adaptive=True),
+    "dasgrad": Method(lambda params, lr: dasgrad.DASGrad(params, lr, BETAS, bias_correction=True), adaptive=True),
+    "dasgrad-adam": Method(
+        lambda params, lr: dasgrad.DASGrad(params, lr, BETAS, moments="adam", bias_correction=True), adaptive=True
+    ),
 }
 
 

@@ -36,11 +36,11 @@ DIGITS = register(
         name="digits",
         title="Logistic regression on digits",
         build=build_problem,
-        methods=("dasgrad", "amsgrad", "adam"),
-        ours="dasgrad",
+        methods=("dasgrad", "amsgrad", "dasgrad-adam", "adam"),
+        comparisons=(("dasgrad", "amsgrad"), ("dasgrad-adam", "adam")),
         reference="amsgrad",
         learning_rates=(0.1, 0.3, 1.0, 3.0, 10.0),
         num_tuning_seeds=3,
-        defaults=Settings(num_seeds=20, num_steps=1000, batch_size=32, refresh=10),
+        defaults=Settings(num_seeds=20, num_steps=800, batch_size=32, refresh=10),
     )
 )

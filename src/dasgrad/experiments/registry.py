@@ -36,8 +36,8 @@ class Experiment:
     build: Callable[[], Problem]
     methods: tuple[str, ...]
     """Names in `curves.METHODS`."""
-    ours: str
-    """The method whose improvement over each of the others is reported."""
+    comparisons: tuple[tuple[str, str], ...]
+    """Pairs (method, baseline) whose paired difference is reported; best those that differ in one thing alone."""
     reference: str
     """The baseline whose final training loss is the mark to reach."""
     learning_rates: tuple[float, ...]
@@ -46,7 +46,8 @@ class Experiment:
     defaults: Settings
 
     def __post_init__(self) -> None:
-        unknown = [method for method in (*self.methods, self.ours, self.reference) if method not in METHODS]
+        named = (*self.methods, self.reference, *(name for pair in self.comparisons for name in pair))
+        unknown = [name for name in named if name not in METHODS]
         if unknown:
             raise ValueError(f"`Experiment(methods=...)` must be among {', '.join(METHODS)}, got {unknown[0]!r}.")
 

@@ -132,12 +132,14 @@ def first_reaching(losses: Array, mark: float) -> int | None:
     return int(reached[0]) if len(reached) else None
 
 
-def summarise(records: Mapping[str, Sequence[Record]], ours: str, reference: str) -> Summary:
+def summarise(
+    records: Mapping[str, Sequence[Record]], comparisons: Sequence[tuple[str, str]], reference: str
+) -> Summary:
     """Compare methods, each with its records by seed.
 
     Args:
         records: of each method, in the same order of seeds.
-        ours: the method whose improvement over all others is measured.
+        comparisons: pairs (method, baseline) whose paired difference is measured.
         reference: the method whose final mean training loss is the mark to reach.
 
     Raises:
@@ -149,7 +151,7 @@ def summarise(records: Mapping[str, Sequence[Record]], ours: str, reference: str
             raise ValueError(f"`records` must be paired: {reference} has seeds {seeds[reference]}, {method} {own}.")
     mark = float(stack(records[reference], "train_loss")[:, -1].mean())
     improvements = []
-    for baseline in (method for method in records if method != ours):
+    for ours, baseline in comparisons:
         before = stack(records[baseline], "train_loss")[:, -1:]
         gained = before - stack(records[ours], "train_loss")[:, -1:]
         relative = _only(relative_band(gained, before))

@@ -16,7 +16,7 @@ def write_report(outcome: Outcome, folder: Path) -> tuple[str, list[Path]]:
     Returns:
         The summary as text of at most 100 columns, and the files written.
     """
-    summary = summarise(outcome.records, outcome.experiment.ours, outcome.experiment.reference)
+    summary = summarise(outcome.records, outcome.experiment.comparisons, outcome.experiment.reference)
     table = folder / "summary.csv"
     write_csv(summary, table)
     figures = draw_figure(outcome, folder / outcome.experiment.name)

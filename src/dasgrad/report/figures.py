@@ -1,4 +1,4 @@
-"""The figure of an experiment: training loss, accuracy, and paired improvement over the reference."""
+"""The figure of an experiment: training loss, accuracy, and paired improvement over the baselines."""
 
 import io
 from collections.abc import Sequence
@@ -25,11 +25,13 @@ class Style:
     dash: str | tuple[int, tuple[float, ...]]
 
 
-# Okabe and Ito's blue and vermillion, which colour-blind readers tell apart, and a grey.
+# Okabe and Ito's colours, which colour-blind readers tell apart: blue where AMSGrad's moments are used, vermillion
+# where Adam's are; solid where examples are drawn by importance, dashed where they are reshuffled.
 STYLES = {
-    "dasgrad": Style("DASGrad", "#0072B2", "-"),
-    "amsgrad": Style("AMSGrad", "#D55E00", (0, (5.0, 1.5))),
-    "adam": Style("Adam", "#6b6b6b", (0, (1.2, 1.2))),
+    "dasgrad": Style("DASGrad (AMSGrad, adaptive draws)", "#0072B2", "-"),
+    "amsgrad": Style("AMSGrad, reshuffled", "#56B4E9", (0, (5.0, 1.5))),
+    "dasgrad-adam": Style("DASGrad (Adam, adaptive draws)", "#A23B00", "-"),
+    "adam": Style("Adam, reshuffled", "#E69F00", (0, (1.2, 1.2))),
 }
 EARLY_SHARE = 0.05
 """Of the steps, those in which accuracy climbs from chance; the accuracy panel does not zoom out to them."""
@@ -87,15 +89,14 @@ def _draw_accuracy(axes: Axes, outcome: Outcome) -> None:
 
 
 def _draw_improvement(axes: Axes, outcome: Outcome) -> None:
-    reference = outcome.experiment.reference
-    name = STYLES[reference].label
-    baselines = outcome.records[reference]
-    axes.axhline(0.0, color=STYLES[reference].color, linestyle=STYLES[reference].dash, linewidth=2.0)
-    for method, runs in outcome.records.items():
-        if method != reference:
-            _draw_band(axes, runs, relative_improvement_band(baselines, runs), STYLES[method], STYLES[method].label)
-    axes.set_title(f"Paired improvement over {name}")
-    axes.set_ylabel(f"training loss below {name}'s")
+    axes.axhline(0.0, color="#555555", linewidth=1.0)
+    for method, baseline in outcome.experiment.comparisons:
+        runs = outcome.records[method]
+        band = relative_improvement_band(outcome.records[baseline], runs)
+        _draw_band(axes, runs, band, STYLES[method], f"over {STYLES[baseline].label}")
+    axes.set_title("Paired improvement by adaptive draws")
+    axes.set_ylabel("training loss below the baseline's")
+    axes.legend(frameon=False, loc="center right")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.margins(y=0.12)
     for edge, height, word in (("top", 0.97, "better"), ("bottom", 0.03, "worse")):

@@ -67,7 +67,7 @@ def _csv_cells(value: Interval | float | None) -> list[str]:
 def _final_rows(methods: Sequence[MethodSummary]) -> list[list[str]]:
     rows = [["method", "lr", "train loss", "test loss", "train acc. %", "test acc. %"]]
     for own in methods:
-        losses = [_interval(own.finals[name], 4) for name in ("train_loss", "test_loss")]
+        losses = [_interval(own.finals["train_loss"], 4), _interval(own.finals["test_loss"], 3)]
         accuracies = [_interval(_times(own.finals[name], 100), 1) for name in ("train_accuracy", "test_accuracy")]
         rows.append([own.method, f"{own.lr:g}", *losses, *accuracies])
     return rows
@@ -125,7 +125,7 @@ def _times(interval: Interval, factor: float) -> Interval:
 
 
 def _interval(interval: Interval, digits: int) -> str:
-    return f"{interval.mean:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+    return f"{interval.mean:.{digits}f} [{interval.low:.{digits}f},{interval.high:.{digits}f}]"
 
 
 def _align(rows: Sequence[Sequence[str]]) -> str:

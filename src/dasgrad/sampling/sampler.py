@@ -7,7 +7,7 @@ leaves: constants in leaves lose their bound as soon as one leaf is updated and 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from dasgrad.sampling.segment_tree import SegmentTree
 from dasgrad.targets import check_simplex
 
 STATE_VERSION = 1
+Stratified = Literal["none", "batch", "pass"]
 
 
 class Draw(int):
@@ -55,8 +56,12 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         floor: λ in [0, 1), the share of draws taken from π itself; weights are at most 1/λ.
         epsilon: ε ≥ 0, added to every score. ``floor`` and ``epsilon`` must not both be 0: an example whose
             old score is 0 would never be drawn again, and the gradient would be biased.
-        stratified: one draw from each of B equal slices of probability instead of B independent ones; the
-            estimate stays unbiased and its variance is never larger.
+        stratified: how the uniforms behind the draws are spread. ``"batch"`` takes one from each of B equal
+            slices of [0, 1), so a batch's estimate stays unbiased and its variance is never larger than that
+            of independent draws (``"none"``). ``"pass"`` also visits, within each slice, ceil(n / B) finer
+            slices in random order, one a batch: over a pass draws cover p evenly, and with equal
+            probabilities and n divisible by B a pass is a reshuffled epoch, each example drawn once. As
+            there, each batch is unbiased, but not given the earlier batches of its pass.
         seed: of the sampler's own generator; the global one is never touched.
         device: where masses, draws and weights live.
 
@@ -79,9 +84,9 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         batch_size: int,
         *,
         target: Tensor | Sequence[float] | None = None,
-        floor: float = 0.1,
+        floor: float = 0.3,
         epsilon: float = 0.0,
-        stratified: bool = True,
+        stratified: Stratified = "pass",
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -97,13 +102,17 @@ class AdaptiveSampler(Sampler[list[Draw]]):
                 "`AdaptiveSampler(floor=..., epsilon=...)` must not both be 0: an example with an old score "
                 "of 0 would never be drawn again, and the gradient would be biased."
             )
+        if stratified not in ("none", "batch", "pass"):
+            raise ValueError(
+                f"`AdaptiveSampler(stratified=...)` must be 'none', 'batch' or 'pass', got {stratified!r}."
+            )
         if not isinstance(seed, int) or seed < 0:
             raise ValueError(f"`AdaptiveSampler(seed=...)` must be a non-negative integer, got {seed!r}.")
         self.num_examples = num_examples
         self.batch_size = batch_size
         self.floor = float(floor)
         self.epsilon = float(epsilon)
-        self.stratified = bool(stratified)
+        self.stratified = stratified
         self.seed = seed
         self._target_tree: SegmentTree | None = None
         if target is not None:
@@ -118,6 +127,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         self._refreshed = False
         self._has_mass = False
         self._generator = torch.Generator(self.device)
+        self._cover = _Cover(batch_size, len(self), self.device)
         self.set_epoch(0)
 
     # --- what is drawn from ---------------------------------------------------------------------------
@@ -211,12 +221,17 @@ class AdaptiveSampler(Sampler[list[Draw]]):
     # --- drawing --------------------------------------------------------------------------------------
 
     def draw(self, num: int | None = None) -> tuple[Tensor, Tensor]:
-        """``num`` draws (default ``batch_size``): indices ``[num]`` int64 and weights ``[num]`` float64."""
+        """``num`` draws (default ``batch_size``): indices ``[num]`` int64 and weights ``[num]`` float64.
+
+        Another number than ``batch_size`` is no batch of a pass, and is stratified by itself.
+        """
         num = self.batch_size if num is None else num
         if not isinstance(num, int) or num < 0:
             raise ValueError(f"`draw(num=...)` must be a non-negative integer, got {num!r}.")
         u = torch.rand(num, dtype=torch.float64, device=self.device, generator=self._generator)
-        if self.stratified:
+        if self.stratified != "none":
+            if self.stratified == "pass" and num == self.batch_size:
+                u = self._cover.spread(u)
             u = (torch.arange(num, dtype=torch.float64, device=self.device) + u) / max(num, 1)
         return self._locate(u)
 
@@ -260,6 +275,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             raise ValueError(f"`set_epoch(epoch=...)` must be a non-negative integer, got {epoch!r}.")
         mixed = np.random.SeedSequence([self.seed, epoch]).generate_state(1, np.uint64)[0]
         self._generator.manual_seed(int(mixed) >> 1)
+        self._cover.restart(int(mixed) >> 1)
 
     def _options(self) -> dict[str, Any]:
         names = ("num_examples", "batch_size", "floor", "epsilon", "stratified")
@@ -273,6 +289,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             "refreshed": self._refreshed,
             "tree": self._tree.state_dict(),
             "generator": self._generator.get_state(),
+            "cover": self._cover.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -293,12 +310,51 @@ class AdaptiveSampler(Sampler[list[Draw]]):
                 )
         self._tree.load_state_dict(state_dict["tree"])
         self._generator.set_state(state_dict["generator"].cpu())
+        self._cover.load_state_dict(state_dict["cover"])
         self._refreshed = bool(state_dict["refreshed"])
         self._has_mass = bool(self._tree.total > 0)
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self._options().items())
         return f"AdaptiveSampler({options}, seed={self.seed})"
+
+
+class _Cover:
+    """For each of B slices, an order in which its K finer slices are visited, one a batch; then a new order."""
+
+    def __init__(self, num_slices: int, num_batches: int, device: torch.device) -> None:
+        self._shape = (num_slices, num_batches)
+        self._generator = torch.Generator(device)
+        self._device = device
+
+    def restart(self, seed: int) -> None:
+        """Begin a new order as a function of the seed."""
+        self._generator.manual_seed(seed)
+        self._shuffle()
+
+    def _shuffle(self) -> None:
+        self._before = self._generator.get_state()  # the order is a function of this, so it need not be saved
+        keys = torch.rand(self._shape, device=self._device, generator=self._generator)
+        self._order_BK = keys.argsort(dim=1)
+        self._position = 0
+
+    def spread(self, u: Tensor) -> Tensor:
+        """Uniforms ``[B]`` moved into the finer slices whose turn it is."""
+        if self._position == self._shape[1]:
+            self._shuffle()
+        fine = self._order_BK[:, self._position]
+        self._position += 1
+        return (fine + u) / self._shape[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator's state before the current order was made, and the position in it."""
+        return {"generator": self._before.clone(), "position": self._position}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self._generator.set_state(state_dict["generator"].cpu())
+        self._shuffle()
+        self._position = state_dict["position"]
 
 
 def as_draws(indices: Tensor, weights: Tensor) -> list[Draw]:
