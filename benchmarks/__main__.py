@@ -18,7 +18,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = importlib.import_module(f"benchmarks.{options.name}").run()
     for row in rows:
-        print(f"{row['metric']:<60} {row['ours']:.5f}  {row['peer_name']} {row['peer']:.5f}  ratio {row['ratio']:.4f}")
+        print(f"{row['metric']:<60} {row['ours']:.4g}  {row['peer_name']} {row['peer']:.4g}  ratio {row['ratio']:.3f}")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf8")
 
