@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 REPOSITORY_PATH = re.compile(r"`((?:\.ci|benchmarks|docs|examples|src|tests)/[\w./-]*)`")
 
-PUBLIC = {name: getattr(dasgrad, name) for name in dasgrad.__all__ if inspect.isclass(getattr(dasgrad, name))}
+PUBLIC = {name: getattr(dasgrad, name) for name in dasgrad.__all__ if callable(getattr(dasgrad, name))}
 PUBLIC |= {
     f"targets.{name}": getattr(targets, name) for name in ("uniform", "from_label_frequencies", "from_task_mixture")
 }

@@ -26,3 +26,6 @@ sampler = dasgrad.AdaptiveSampler(3, 2, target=dasgrad.targets.uniform(3))
 probabilities: Tensor = sampler.probabilities
 rows = dasgrad.SparseRows([0, 1], [0], [1.0], num_columns=3)
 dense: Tensor = rows.to_dense()
+dasgrad.save_checkpoint("run.pt", model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, extra={"a": 1})
+extra: dict[str, object] = dasgrad.load_checkpoint("run.pt", model=model, optimizer=optimizer, loader=loader)
+dasgrad.save_checkpoint("run.pt", scaler=torch.amp.GradScaler("cpu"), sampler=sampler)

@@ -4,7 +4,7 @@ from dasgrad import moments, projections, targets
 from dasgrad.optim import Beta1Decay, DASGrad, InverseSqrtLR
 from dasgrad.sampling import AdaptiveSampler, SegmentTree, SparseRows, WithDraws
 from dasgrad.scoring import ExampleScorer
-from dasgrad.training import AdaptiveLoader, WeightedBatch
+from dasgrad.training import AdaptiveLoader, WeightedBatch, load_checkpoint, save_checkpoint
 
 __version__ = "0.1.0"
 
@@ -20,7 +20,9 @@ __all__ = [
     "WeightedBatch",
     "WithDraws",
     "__version__",
+    "load_checkpoint",
     "moments",
     "projections",
+    "save_checkpoint",
     "targets",
 ]

@@ -2,8 +2,10 @@
 
 import gc
 import pickle
+import random
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
@@ -191,6 +193,63 @@ def test_a_resumed_pass_goes_on_with_the_same_batches_and_steps(options):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+def test_a_pass_cannot_go_on_after_its_loader_was_taken_elsewhere():
+    *_, loader = build()
+    batches = iter(loader)
+    next(batches)
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(RuntimeError, match="is over: another one was started, or a state was loaded"):
+        next(batches)
+    assert len(list(loader)) == len(loader) - 1
+
+
+class Augmented(helpers.Rows):
+    """Adds noise of every global generator to the targets."""
+
+    def __getitem__(self, index):
+        noise = torch.rand(()).item() + np.random.random() + random.random()  # noqa: NPY002 (the global one is meant)
+        return self.inputs[index], self.targets[index] + noise
+
+
+def test_augmentation_in_workers_depends_on_seed_and_batch_alone():
+    def targets(num_workers, seed=3, **options):
+        sampler = dasgrad.AdaptiveSampler(30, 3, seed=seed)
+        *_, loader = build(n=30, refresh=1000, dataset=Augmented, sampler=sampler, num_workers=num_workers, **options)
+        return torch.stack([batch.targets for _ in range(2) for batch in loader])
+
+    expected = targets(1)
+    assert torch.equal(expected, targets(2, prefetch_factor=1))
+    assert torch.equal(expected, targets(2, persistent_workers=True))
+    assert not torch.isclose(expected, targets(1, seed=4)).any()
+    assert len(expected.unique()) == expected.numel()
+
+
+def seed_of_worker(worker_id):
+    Seen.seed = torch.initial_seed()
+
+
+class Seen(helpers.Rows):
+    def __getitem__(self, index):
+        return self.inputs[index], torch.tensor(Seen.seed)
+
+
+def test_workers_are_initialised_by_a_seed_of_the_pass_also_when_it_is_resumed():
+    def make():
+        return build(dataset=Seen, num_workers=1, worker_init_fn=seed_of_worker, refresh=1000)[2]
+
+    loader, state, seen = make(), None, []
+    for number in range(2):
+        for position, batch in enumerate(loader):
+            seen.append(batch.targets[0])
+            if (number, position) == (1, 0):
+                state = loader.state_dict()
+    assert len(set(map(int, seen[:4]))) == 1
+    assert len(set(map(int, seen))) == 2
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert [int(batch.targets[0]) for batch in resumed] == list(map(int, seen[5:]))
+
+
 def test_leaving_a_pass_early_starts_a_fresh_one():
     *_, loader = build()
     next(iter(loader))
@@ -200,8 +259,8 @@ def test_leaving_a_pass_early_starts_a_fresh_one():
 def test_a_foreign_state_is_refused_and_changes_nothing():
     *_, loader = build()
     state = loader.state_dict()
-    with pytest.raises(ValueError, match="version 1, got 0"):
-        loader.load_state_dict({**state, "version": 0})
+    with pytest.raises(ValueError, match="version 2, got 1"):
+        loader.load_state_dict({**state, "version": 1})
     with pytest.raises(ValueError, match="refresh=9, got 4"):
         loader.load_state_dict({**state, "schedule": {**state["schedule"], "interval": 9}})
     assert loader.state_dict()["schedule"] == state["schedule"]

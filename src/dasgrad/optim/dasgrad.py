@@ -286,7 +286,8 @@ class DASGrad(torch.optim.Optimizer):
                     )
             for index in saved["params"]:
                 _complete_state(states.get(index), moments)
-            kept = {key: own[key] for key in self.defaults if key not in saved or key in _NOT_LOADED}
+            # torch adds a default of its own when a state is loaded; a group that is loaded again lacks it
+            kept = {key: own[key] for key in self.defaults if key in own and (key not in saved or key in _NOT_LOADED)}
             merged.append({**{k: v for k, v in saved.items() if k in self.defaults or k == "params"}, **kept})
             _check_group(merged[-1])
             for extra in ("initial_lr", "param_names"):

@@ -308,10 +308,14 @@ class AdaptiveSampler(Sampler[list[Draw]]):
                 raise ValueError(
                     f"`AdaptiveSampler.load_state_dict` needs a sampler with {name}={saved!r}, got {value!r}."
                 )
-        self._tree.load_state_dict(state_dict["tree"])
-        self._generator.set_state(state_dict["generator"].cpu())
-        self._cover.load_state_dict(state_dict["cover"])
-        self._refreshed = bool(state_dict["refreshed"])
+        generator = torch.Generator(self.device)
+        generator.set_state(state_dict["generator"].cpu())
+        cover = _Cover(self.batch_size, len(self), self.device)
+        cover.load_state_dict(state_dict["cover"])
+        refreshed = bool(state_dict["refreshed"])
+        self._tree.load_state_dict(state_dict["tree"])  # the last one that can refuse
+        self._generator, self._cover = generator, cover
+        self._refreshed = refreshed
         self._has_mass = bool(self._tree.total > 0)
 
     def __repr__(self) -> str:

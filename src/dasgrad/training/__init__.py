@@ -1,6 +1,7 @@
 """The join of optimizer, sampler and scorer for a training loop."""
 
 from dasgrad.training.batch import WeightedBatch
+from dasgrad.training.checkpoint import load_checkpoint, save_checkpoint
 from dasgrad.training.loader import AdaptiveLoader, Refresh
 
-__all__ = ["AdaptiveLoader", "Refresh", "WeightedBatch"]
+__all__ = ["AdaptiveLoader", "Refresh", "WeightedBatch", "load_checkpoint", "save_checkpoint"]

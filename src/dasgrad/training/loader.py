@@ -2,24 +2,25 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate, get_worker_info
 
 from dasgrad import nested
 from dasgrad.progress import Progress
 from dasgrad.sampling import AdaptiveSampler, Draw, WithDraws
 from dasgrad.sampling.sampler import as_draws
 from dasgrad.scoring import ExampleScorer
+from dasgrad.training import generators
 from dasgrad.training.batch import WeightedBatch
 from dasgrad.training.refresh import RefreshSchedule, fill_nonfinite
 
-STATE_VERSION = 1
+STATE_VERSION = 2  # version 1 did not count batches, on which the seeds of workers depend
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class AdaptiveLoader:
     One pass is ceil(n / batch_size) `WeightedBatch`es of exactly ``batch_size`` draws each. Tensors in memory
     are indexed directly, on their device; any other map-style data set goes through a
     ``torch.utils.data.DataLoader``, with workers if asked. A weight is fixed when its example is drawn and
-    travels with it, so that prefetching cannot make it wrong.
+    travels with it, so that prefetching cannot make it wrong. In workers the global generators of torch, numpy
+    and Python start anew for every batch, from the sampler's seed and the batch's number: random augmentation
+    depends neither on the number of workers nor on where a run was interrupted.
 
     Args:
         dataset: a map-style data set, or tensors in memory: a ``TensorDataset``, a tuple or dict of tensors or
@@ -163,11 +166,14 @@ class AdaptiveLoader:
         self._in_flight: deque[tuple[Tensor, Tensor]] = deque()  # drawn, not yet handed out
         self._replay: deque[tuple[Tensor, Tensor]] = deque()  # draws in flight of a loaded state
         self._resumed = False
+        self._pass: object = None  # a mark of the pass that is going on
+        self._num_batches = 0  # entered into flight since the start, over all passes
+        self._worker_seed = sampler.seed
         self._columns = columns if direct else None
         self._torch_loader: DataLoader[Any] | None = None
         if not direct:
             self._torch_loader = DataLoader(
-                WithDraws(_Rows(columns) if columns is not None else dataset),
+                _SeededDraws(_Rows(columns) if columns is not None else dataset),
                 batch_sampler=_DrawStream(self),
                 collate_fn=_Collate(collate_fn or default_collate),
                 num_workers=num_workers,
@@ -176,7 +182,7 @@ class AdaptiveLoader:
                 persistent_workers=persistent_workers,
                 worker_init_fn=worker_init_fn,
                 multiprocessing_context=multiprocessing_context,
-                generator=torch.Generator().manual_seed(sampler.seed),
+                generator=torch.Generator(),
             )
 
     @property
@@ -199,11 +205,16 @@ class AdaptiveLoader:
             self._position = 0
             self._replay.clear()
         self._in_flight.clear()
-        source = self._direct_batches() if self._torch_loader is None else iter(self._torch_loader)
-        for batch in source:
+        current = self._pass = object()
+        for batch in self._direct_batches() if self._torch_loader is None else self._fetched_batches():
             self._in_flight.popleft()
             self._position += 1
             yield batch if self.device is None else batch.to(self.device, non_blocking=True)
+            if self._pass is not current:
+                raise RuntimeError(
+                    "This pass over the `AdaptiveLoader` is over: another one was started, or a state was loaded. "
+                    "Go on with a new `iter(loader)`."
+                )
         self._position = 0
 
     def _direct_batches(self) -> Iterator[WeightedBatch]:
@@ -211,6 +222,13 @@ class AdaptiveLoader:
         for indices, weights in self._draws():
             rows = indices.to(home)
             yield WeightedBatch(nested.take(self._columns, rows), rows, weights.to(home))
+
+    def _fetched_batches(self) -> Iterator[WeightedBatch]:
+        loader = cast(DataLoader[Any], self._torch_loader)
+        # Workers start from a seed of the pass, the same one when it is resumed in its middle.
+        seed = generators.mix(self._worker_seed, 0, self._num_batches - self._position)
+        cast(torch.Generator, loader.generator).manual_seed(seed)
+        return iter(loader)
 
     def _draws(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The draws of the rest of this pass, each preceded by a refresh where one is due."""
@@ -222,6 +240,7 @@ class AdaptiveLoader:
                     self.refresh()
                 draw = self.sampler.draw()
             self._in_flight.append(draw)
+            self._num_batches += 1
             yield draw
 
     # --- refresh --------------------------------------------------------------------------------------
@@ -259,6 +278,8 @@ class AdaptiveLoader:
             "sampler": self.sampler.state_dict(),
             "schedule": self._schedule.state_dict(),
             "position": self._position,
+            "num_batches": self._num_batches - len(self._in_flight),
+            "worker_seed": self._worker_seed,
             "indices_in_flight": [indices.clone() for indices, _ in draws],
             "weights_in_flight": [weights.clone() for _, weights in draws],
         }
@@ -267,23 +288,28 @@ class AdaptiveLoader:
         """Restore `state_dict`: the next ``iter(loader)`` goes on in the middle of the pass.
 
         Raises:
-            ValueError: for an unknown version or a sampler with other options; nothing is changed.
+            ValueError: for an unknown version, another ``refresh`` or a sampler with other options; nothing is
+                changed.
         """
         if state_dict.get("version") != STATE_VERSION:
             raise ValueError(
                 f"`AdaptiveLoader.load_state_dict` reads version {STATE_VERSION}, got {state_dict.get('version')!r}."
             )
         self._schedule.check(state_dict["schedule"])
-        self.sampler.load_state_dict(state_dict["sampler"])
-        self._schedule.load_state_dict(state_dict["schedule"])
-        self._position = int(state_dict["position"])
-        self._in_flight.clear()
+        position, num_batches = int(state_dict["position"]), int(state_dict["num_batches"])
+        worker_seed = int(state_dict["worker_seed"])
         device = self.sampler.device
-        self._replay = deque(
+        replay = deque(
             (indices.to(device), weights.to(device))
             for indices, weights in zip(state_dict["indices_in_flight"], state_dict["weights_in_flight"], strict=True)
         )
+        self.sampler.load_state_dict(state_dict["sampler"])  # the last one that can refuse
+        self._schedule.load_state_dict(state_dict["schedule"])
+        self._position, self._num_batches, self._worker_seed = position, num_batches, worker_seed
+        self._in_flight.clear()
+        self._replay = replay
         self._resumed = True
+        self._pass = None
 
     def __repr__(self) -> str:
         path = "direct" if self._torch_loader is None else f"DataLoader, {self._torch_loader.num_workers} workers"
@@ -308,11 +334,33 @@ class _DrawStream(Sampler[list[Draw]]):
         self._loader = loader
 
     def __iter__(self) -> Iterator[list[Draw]]:
-        for indices, weights in self._loader._draws():
-            yield as_draws(indices, weights)
+        loader = self._loader
+        for indices, weights in loader._draws():
+            yield _SeededBatch(as_draws(indices, weights), (loader._worker_seed, 1, loader._num_batches))
 
     def __len__(self) -> int:
         return len(self._loader)
+
+
+class _SeededBatch(list[Draw]):
+    """The draws of a batch on their way to a worker, with what its generators are to be seeded with."""
+
+    def __init__(self, draws: Iterable[Draw] = (), entropy: tuple[int, ...] = ()) -> None:
+        super().__init__(draws)
+        self.entropy = entropy
+
+
+class _SeededDraws(WithDraws):
+    """`WithDraws` that seeds the generators of a worker before each batch, for `_Collate` as well.
+
+    A worker's generators cannot be saved, for they run ahead of the batches handed out. Without workers the
+    data set uses the generators of the run itself, which are left alone.
+    """
+
+    def __getitems__(self, draws: list[int]) -> list[tuple[Any, int, float]]:
+        if get_worker_info() is not None:
+            generators.seed_all(*cast(_SeededBatch, draws).entropy)
+        return super().__getitems__(draws)
 
 
 class _Rows:
