@@ -46,6 +46,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         _sync_folder(path.parent)
 
 
+def write(path: str | os.PathLike[str], content: bytes) -> None:
+    """Make ``content`` the whole of the file at ``path``; see `replacing`."""
+    with replacing(path) as file:
+        file.write(content)
+
+
 def _open_temporary(path: Path) -> tuple[Path, IO[bytes]]:
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
     while True:

@@ -1,4 +1,3 @@
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from dasgrad.experiments.records import (
     current_versions,
     describe_machine,
     read_record,
-    write_atomically,
     write_record,
 )
 
@@ -59,30 +57,6 @@ def test_every_setting_gives_a_file_of_its_own(field: str) -> None:
     assert other.file_name != CONFIG.file_name
     assert replace(CONFIG, options={**CONFIG.options, "floor": 0.2}).file_name != CONFIG.file_name
     assert replace(CONFIG).file_name == CONFIG.file_name
-
-
-def test_a_crash_before_the_move_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-
-    def crash(source: object, target: object) -> None:
-        raise OSError("power cut")
-
-    monkeypatch.setattr(os, "replace", crash)
-    with pytest.raises(OSError, match="power cut"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["file"]
-
-
-def test_content_is_synced_before_it_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    sync, move = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: (calls.append("sync"), sync(file)))
-    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("move"), move(a, b)))
-    write_atomically(tmp_path / "file", b"content")
-    assert calls == ["sync", "move"]
-    assert (tmp_path / "file").read_bytes() == b"content"
 
 
 def damage_truncate(path: Path) -> None:

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 import dasgrad
+from dasgrad import atomic
 
 SCHEMA_VERSION = 1
 METADATA_KEY = b"dasgrad"
@@ -101,21 +101,6 @@ def describe_machine() -> dict[str, Any]:
     return {"cpu": model, "cores": os.cpu_count(), "system": platform.platform()}
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path`` so that a crash at any moment leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False) as file:
-        temporary = Path(file.name)
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)  # temporary files are private, results are not
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
 def write_record(path: Path, record: Record) -> None:
     """Write a record, atomically."""
     import pyarrow as pa
@@ -130,7 +115,7 @@ def write_record(path: Path, record: Record) -> None:
     table = pa.table(record.curves).replace_schema_metadata({METADATA_KEY: json.dumps(about).encode()})
     buffer = io.BytesIO()
     pq.write_table(table, buffer, write_page_checksum=True)
-    write_atomically(path, buffer.getvalue())
+    atomic.write(path, buffer.getvalue())
 
 
 def read_record(path: Path, config: RunConfig) -> Record:

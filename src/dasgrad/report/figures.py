@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from dasgrad.experiments.records import Record, write_atomically
+from dasgrad import atomic
+from dasgrad.experiments.records import Record
 from dasgrad.experiments.runner import Outcome
 from dasgrad.experiments.statistics import Band, mean_band, relative_improvement_band, stack
 
@@ -114,5 +115,5 @@ def _save(figure: Figure, path: Path) -> Path:
     kind = path.suffix[1:]
     # No date in the file: the same records give the same bytes.
     figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
-    write_atomically(path, buffer.getvalue())
+    atomic.write(path, buffer.getvalue())
     return path

@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from dasgrad.experiments.records import write_atomically
+from dasgrad import atomic
 from dasgrad.experiments.runner import Outcome
 from dasgrad.experiments.statistics import Improvement, Interval, MethodSummary, Summary
 
@@ -55,7 +55,7 @@ def write_csv(summary: Summary, path: Path) -> None:
                 quantities[f"relative_improvement_over_{improvement.baseline}"] = improvement.relative
         for quantity, value in quantities.items():
             writer.writerow([own.method, f"{own.lr:g}", quantity, *_csv_cells(value)])
-    write_atomically(path, buffer.getvalue().encode())
+    atomic.write(path, buffer.getvalue().encode())
 
 
 def _csv_cells(value: Interval | float | None) -> list[str]:
