@@ -6,6 +6,7 @@ sampling in expectation, and never exceeds 1/λ. The floor is a mixture of two d
 leaves: constants in leaves lose their bound as soon as one leaf is updated and the total moves.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from dasgrad.sampling.segment_tree import SegmentTree
+from dasgrad.sampling import native
+from dasgrad.sampling.segment_tree import LOCK, SegmentTree
 from dasgrad.targets import check_simplex
 
 STATE_VERSION = 1
@@ -116,7 +118,6 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             self._target_tree = SegmentTree(target)
         self._tree = SegmentTree(torch.zeros(num_examples, dtype=torch.float64, device=device))
         self._refreshed = False
-        self._has_mass = False
         self._generator = torch.Generator(self.device)
         self.set_epoch(0)
 
@@ -139,6 +140,10 @@ class AdaptiveSampler(Sampler[list[Draw]]):
     def refreshed(self) -> bool:
         """Whether scores were given since the start; before that p = π."""
         return self._refreshed
+
+    @property
+    def _has_mass(self) -> bool:
+        return self._tree.has_mass
 
     @property
     def scores(self) -> Tensor:
@@ -166,7 +171,6 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         checked = self._check_scores(scores, self.num_examples, "refresh")
         self._tree.rebuild(self.target * (checked + self.epsilon))
         self._refreshed = True
-        self._has_mass = bool(self._tree.total > 0)
 
     def update(self, indices: Tensor | Sequence[int], scores: Tensor | Sequence[float]) -> None:
         """Take new scores for some examples; of an index given twice, the last score counts.
@@ -182,16 +186,16 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         checked = self._check_scores(scores, len(indices), "update")
         if len(indices) == 0:
             return
-        outside = (indices < 0) | (indices >= self.num_examples)
-        if outside.any():
-            bad = int(indices[outside][0])
-            raise ValueError(f"`update(indices=...)` must be in [0, {self.num_examples}), got {bad}.")
+        if not native.within(indices, 0, self.num_examples - 1):
+            outside = (indices < 0) | (indices >= self.num_examples)
+            if outside.any():
+                bad = int(indices[outside][0])
+                raise ValueError(f"`update(indices=...)` must be in [0, {self.num_examples}), got {bad}.")
         if self._target_tree is None:
             masses = (checked + self.epsilon) * (1.0 / self.num_examples)
         else:
             masses = (checked + self.epsilon) * self._target_tree[indices]
         self._tree.update(indices, masses)
-        self._has_mass = bool(self._tree.total > 0)
 
     def _check_scores(self, scores: Tensor | Sequence[float], length: int, method: str) -> Tensor:
         scores = torch.as_tensor(scores, dtype=torch.float64, device=self.device).detach()
@@ -199,6 +203,8 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             raise ValueError(
                 f"`AdaptiveSampler.{method}(scores=...)` must have shape ({length},), got {tuple(scores.shape)}."
             )
+        if native.within(scores, 0.0, sys.float_info.max):
+            return scores
         bad = ~(torch.isfinite(scores) & (scores >= 0))
         if bad.any():
             index = int(bad.nonzero()[0])
@@ -216,12 +222,17 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         if not isinstance(num, int) or num < 0:
             raise ValueError(f"`draw(num=...)` must be a non-negative integer, got {num!r}.")
         u = torch.rand(num, dtype=torch.float64, device=self.device, generator=self._generator)
-        if self.stratified:
-            u = (torch.arange(num, dtype=torch.float64, device=self.device) + u) / max(num, 1)
-        return self._locate(u)
+        with LOCK:
+            return self._locate(u, stratified=self.stratified)
 
-    def _locate(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The draws that uniforms u in [0, 1] decide, and their weights."""
+    def _locate(self, u: Tensor, *, stratified: bool = False) -> tuple[Tensor, Tensor]:
+        """The draws that uniforms u in [0, 1] decide, and their weights; stratified: each within its slice."""
+        compiled = self._tree.compiled
+        if compiled is not None:
+            target = None if self._target_tree is None else self._target_tree.compiled
+            return compiled.draw(target, self.floor, stratified, u)
+        if stratified:
+            u = (torch.arange(len(u), dtype=torch.float64, device=self.device) + u) / max(len(u), 1)
         if not self._has_mass:
             return self._find_in_target(u), torch.ones_like(u)
         total = self._tree.total
@@ -294,7 +305,6 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         self._tree.load_state_dict(state_dict["tree"])
         self._generator.set_state(state_dict["generator"].cpu())
         self._refreshed = bool(state_dict["refreshed"])
-        self._has_mass = bool(self._tree.total > 0)
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self._options().items())
