@@ -223,14 +223,18 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             raise ValueError(f"`draw(num=...)` must be a non-negative integer, got {num!r}.")
         u = torch.rand(num, dtype=torch.float64, device=self.device, generator=self._generator)
         with LOCK:
-            return self._locate(u, stratified=self.stratified)
+            return self._locate_(u, stratified=self.stratified)
 
-    def _locate(self, u: Tensor, *, stratified: bool = False) -> tuple[Tensor, Tensor]:
-        """The draws that uniforms u in [0, 1] decide, and their weights; stratified: each within its slice."""
+    def _locate(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The draws that uniforms u in [0, 1] decide, and their weights."""
+        return self._locate_(u.clone(), stratified=False)
+
+    def _locate_(self, u: Tensor, *, stratified: bool) -> tuple[Tensor, Tensor]:
+        """The same, using up u; stratified: the i-th takes its place within the i-th of equal slices."""
         compiled = self._tree.compiled
         if compiled is not None:
             target = None if self._target_tree is None else self._target_tree.compiled
-            return compiled.draw(target, self.floor, stratified, u)
+            return compiled.draw_(target, self.floor, stratified, u)
         if stratified:
             u = (torch.arange(len(u), dtype=torch.float64, device=self.device) + u) / max(len(u), 1)
         if not self._has_mass:

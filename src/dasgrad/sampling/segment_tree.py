@@ -93,7 +93,7 @@ class SegmentTree:
         self._replace(masses, argument)
 
     def __len__(self) -> int:
-        return len(self._leaves)
+        return self._num_masses
 
     def __repr__(self) -> str:
         name = type(self).__name__
@@ -124,7 +124,7 @@ class SegmentTree:
     @property
     def device(self) -> torch.device:
         """Where the tree lives."""
-        return self._leaves.device
+        return self._device
 
     @property
     def has_mass(self) -> bool:
@@ -160,6 +160,9 @@ class SegmentTree:
             TypeError: `indices` are not integers, or `masses` not real numbers.
             ValueError: lengths differ, a mass is negative, NaN or infinite, or the new sum overflows.
         """
+        if self.compiled is not None and isinstance(indices, Tensor):
+            # What is checked must be what C++ gets, even if another thread writes into the argument meanwhile.
+            indices = indices.clone()
         positions = _as_indices(indices, 0, len(self), "SegmentTree.update(indices=...)", vector=True)
         argument = "SegmentTree.update(masses=...)"
         masses = _as_masses(masses, argument)
@@ -168,26 +171,21 @@ class SegmentTree:
         if len(positions) == 0:
             return
         with LOCK:
-            if self.compiled is None:
-                fits = self._update(positions, masses)
-            else:
-                fits = self._update_natively(positions.to(self.device), masses.to(self.device))
+            fits = self._update(positions.to(self.device), masses.to(self.device))
         if not fits:
             raise ValueError(f"`{argument}` must leave a finite sum of all masses, got one that overflows.")
 
-    def _update_natively(self, positions: Tensor, masses: Tensor) -> bool:
-        assert self.compiled is not None
-        total = self.compiled.update(positions, masses)
-        fits = math.isfinite(total)
-        self._total = total if fits else self._total
-        return fits
-
     def _update(self, positions: Tensor, masses: Tensor) -> bool:
         """Write leaves and the sums above; return whether the total is finite, else leave the tree as it was."""
+        if self.compiled is not None:
+            total = self.compiled.update(positions, masses)
+            if math.isfinite(total):
+                self._total = total
+            return math.isfinite(total)
         # Every duplicate writes what the last of them brings, so the order of writing does not matter.
-        positions, order = positions.to(self.device).sort(stable=True)
+        positions, order = positions.sort(stable=True)
         last = torch.searchsorted(positions, positions, right=True).sub_(1)
-        masses = masses.to(self.device)[order[last]]
+        masses = masses[order[last]]
         previous = self._leaves[positions]
         fits = self._write(positions, masses)
         if not fits:
@@ -222,7 +220,7 @@ class SegmentTree:
             self._require_mass("sample")
             uniforms = torch.rand(num, generator=generator, dtype=torch.float64, device=self.device)
             if self.compiled is not None:
-                return self.compiled.find(uniforms, scale=self._total)
+                return self.compiled.sample_(uniforms, self._total)
             indices = self._descend_(uniforms.mul_(self._total))
             return indices, self._leaves.index_select(0, indices)
 
@@ -256,7 +254,7 @@ class SegmentTree:
         else:
             points = points.fmax(points.new_zeros(()))  # unlike clamp, fmax drops NaN
         if self.compiled is not None:
-            return self.compiled.find(points.to(self.device))[0].reshape(points.shape)
+            return self.compiled.find(points.to(self.device)).reshape(points.shape)
         remainders = points.to(self.device, copy=True).reshape(-1)
         return self._descend_(remainders).reshape(points.shape)
 
@@ -289,6 +287,7 @@ class SegmentTree:
 
     def _allocate(self, num_masses: int, device: torch.device) -> None:
         """Lay out an all-zero tree, as the module's docstring says, and keep views of its levels."""
+        self._num_masses = num_masses
         sizes = [num_masses]
         while sizes[-1] > 1:
             sizes.append((sizes[-1] + 1) // 2)
@@ -298,6 +297,7 @@ class SegmentTree:
             self._levels = torch.split(nodes, lengths)
             self._leaves = self._levels[0][:num_masses]
             self._children = [(level[0::2], level[1::2]) for level in self._levels[:-1]]
+        self._device = nodes.device
         self.compiled = native.bind(nodes, num_masses)
         self._total = 0.0
 
@@ -375,6 +375,8 @@ def _as_tensor(values: Any, dtype: torch.dtype, argument: str, *, vector: bool =
     if vector and values.ndim != 1:
         raise ValueError(f"`{argument}` must be 1-D, got shape {tuple(values.shape)}.")
     if isinstance(values, Tensor):
+        if values.dtype is dtype and not values.requires_grad:
+            return values
         return values.detach().to(dtype)
     return torch.from_numpy(values.astype(np.float64 if real else np.int64))
 

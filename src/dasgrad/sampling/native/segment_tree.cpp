@@ -17,6 +17,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 
 #if defined(_WIN32)
 #define DASGRAD_EXPORT extern "C" __declspec(dllexport)
@@ -24,8 +25,16 @@
 #define DASGRAD_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
+#if defined(__GNUC__)
+#define DASGRAD_PREFETCH(address) __builtin_prefetch(address)
+#else
+#define DASGRAD_PREFETCH(address) static_cast<void>(address)
+#endif
+
 namespace {
 
+constexpr int64_t kPrefetchedLevel = 1 << 10;  // from this size on, a level lies outside the first-level cache
+constexpr int64_t kSkippedLevel = 1 << 15;     // from this size on, reading a node takes longer than adding two
 constexpr int kMaxLevels = 64;
 constexpr int64_t kBlock = 256;  // draws that go down together; their state stays in the first-level cache
 
@@ -50,8 +59,8 @@ struct Levels {
 
 void sum_levels_above(const Levels& levels, int level, double* nodes) {
   for (; level + 1 < levels.num_levels; ++level) {
-    const double* children = nodes + levels.offsets[level];
-    double* parents = nodes + levels.offsets[level + 1];
+    const double* __restrict children = nodes + levels.offsets[level];
+    double* __restrict parents = nodes + levels.offsets[level + 1];
     for (int64_t j = 0; j < levels.sizes[level + 1]; ++j) parents[j] = children[2 * j] + children[2 * j + 1];
   }
 }
@@ -70,17 +79,61 @@ void sum_above_leaves(const Levels& levels, double* nodes, const int64_t* indice
   }
 }
 
+// `value` where `take` is 1, zero where it is 0, without a branch.
+inline double taken(double value, int64_t take) {
+  int64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  bits &= -take;
+  std::memcpy(&value, &bits, sizeof bits);
+  return value;
+}
+
 // The leaf under each prefix. Remainders are used up.
+//
+// Large levels are limited by how many cache lines are read, so there every other level is not read but summed again
+// from the one below, which has to be read anyway: the same addition, hence the same bits. What the next level needs
+// is asked for ahead.
+//
+// The pointers are not declared restrict on purpose: gcc would then vectorise the inner loops, gathering element by
+// element, which takes twice as long.
 void descend(const Levels& levels, const double* nodes, double* remainders, int64_t* positions, int64_t num) {
   std::fill(positions, positions + num, int64_t{0});
-  for (int level = levels.num_levels - 2; level >= 0; --level) {
+  const auto is_skipped = [&](int level) { return level % 2 == 1 && levels.sizes[level] >= kSkippedLevel; };
+  int level = levels.num_levels - 2;
+  for (; level >= 0 && !is_skipped(level); --level) {
     const double* children = nodes + levels.offsets[level];
+    const int next_level = std::max(level - (level > 0 && is_skipped(level - 1) ? 2 : 1), 0);
+    const bool prefetch = levels.sizes[next_level] >= kPrefetchedLevel;
+    const double* next = nodes + levels.offsets[next_level];
+    const int generations = level - next_level;
     for (int64_t i = 0; i < num; ++i) {
       const double left = children[2 * positions[i]];
       const double right = children[2 * positions[i] + 1];
       const int go_right = (remainders[i] >= left) & (right > 0);
       remainders[i] -= left * go_right;
       positions[i] = 2 * positions[i] + go_right;
+      if (prefetch) DASGRAD_PREFETCH(next + (positions[i] << generations));
+    }
+  }
+  for (; level >= 1; level -= 2) {
+    const double* grandchildren = nodes + levels.offsets[level - 1];
+    const int64_t num_children = levels.sizes[level];
+    const double* next = nodes + levels.offsets[std::max(level - 3, 0)];
+    for (int64_t i = 0; i < num; ++i) {
+      const int64_t child = 2 * positions[i];
+      // The last child may be padding, without children of its own; the two read in their place belong to the next
+      // level and do not count.
+      const double* four = grandchildren + 2 * child;
+      const double left = four[0] + four[1];
+      const double right = four[2] + four[3];
+      double remainder = remainders[i];
+      const int64_t first = (remainder >= left) & (right > 0) & (child + 1 < num_children);
+      remainder -= taken(left, first);
+      const double* two = four + 2 * first;
+      const int64_t second = (remainder >= two[0]) & (two[1] > 0);
+      remainders[i] = remainder - taken(two[0], second);
+      positions[i] = 2 * (child + first) + second;
+      DASGRAD_PREFETCH(next + 4 * positions[i]);
     }
   }
 }
@@ -107,16 +160,16 @@ struct Descent {
 }  // namespace
 
 DASGRAD_EXPORT int dasgrad_integers_within(const int64_t* values, int64_t num, int64_t low, int64_t high) {
-  bool outside = false;
-  for (int64_t i = 0; i < num; ++i) outside |= (values[i] < low) | (values[i] > high);
-  return !outside;
+  int64_t num_within = 0;
+  for (int64_t i = 0; i < num; ++i) num_within += (values[i] >= low) & (values[i] <= high);
+  return num_within == num;
 }
 
 // NaN is not within.
 DASGRAD_EXPORT int dasgrad_reals_within(const double* values, int64_t num, double low, double high) {
-  bool within = true;
-  for (int64_t i = 0; i < num; ++i) within &= (values[i] >= low) & (values[i] <= high);
-  return within;
+  int64_t num_within = 0;
+  for (int64_t i = 0; i < num; ++i) num_within += (values[i] >= low) & (values[i] <= high);
+  return num_within == num;
 }
 
 // Recompute all sums from the leaves; the total may be infinite.
@@ -156,7 +209,7 @@ DASGRAD_EXPORT double dasgrad_update(double* nodes, int64_t num_leaves, const in
   return total;
 }
 
-// The leaves under `scale` times each prefix, and their masses unless `masses` is null.
+// The leaves under `scale` times each prefix, and their masses unless `masses` is null. It may be `prefixes` itself.
 DASGRAD_EXPORT void dasgrad_find(const double* nodes, int64_t num_leaves, const double* prefixes, double scale,
                                  int64_t num, int64_t* indices, double* masses) {
   const Levels levels(num_leaves);
@@ -173,6 +226,7 @@ DASGRAD_EXPORT void dasgrad_find(const double* nodes, int64_t num_leaves, const 
 // The draws that uniforms decide, and their weights, for the mixture of `floor` of the target and the rest of the
 // tree. `target` is a tree of as many leaves, or null for the uniform target. Stratified: draw i takes the i-th of
 // `num` equal slices. A tree of zeros is never drawn from: then all draws are the target's and all weights 1.
+// `weights` may be `uniforms` itself.
 DASGRAD_EXPORT void dasgrad_draw(const double* nodes, const double* target, int64_t num_leaves, double floor,
                                  int stratified, const double* uniforms, int64_t num, int64_t* indices,
                                  double* weights) {
