@@ -207,18 +207,19 @@ class SegmentTree:
             TypeError: `num` is not an integer, or `generator` no `torch.Generator`.
             ValueError: `num` is negative, `generator` lives elsewhere, or all masses are zero.
         """
-        if isinstance(num, bool) or not hasattr(num, "__index__"):
+        if type(num) is not int and (isinstance(num, bool) or not hasattr(num, "__index__")):
             raise TypeError(f"`SegmentTree.sample(num=...)` must be an integer, got {num!r}.")
-        if operator.index(num) < 0:
+        num = operator.index(num)
+        if num < 0:
             raise ValueError(f"`SegmentTree.sample(num=...)` must be at least 0, got {num}.")
         argument = "SegmentTree.sample(generator=...)"
         if not isinstance(generator, torch.Generator):
             raise TypeError(f"`{argument}` must be a torch.Generator, got {type(generator).__name__}.")
-        if generator.device.type != self.device.type:
+        if generator.device.type != self._device.type:
             raise ValueError(f"`{argument}` must be on {self.device}, got one on {generator.device}.")
         with LOCK:
             self._require_mass("sample")
-            uniforms = torch.rand(num, generator=generator, dtype=torch.float64, device=self.device)
+            uniforms = torch.rand(num, generator=generator, dtype=torch.float64, device=self._device)
             if self.compiled is not None:
                 return self.compiled.sample_(uniforms, self._total)
             indices = self._descend_(uniforms.mul_(self._total))

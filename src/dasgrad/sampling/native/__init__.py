@@ -92,6 +92,7 @@ class NativeTree:
         assert nodes.is_contiguous()
         self._library, self._nodes, self._num_leaves = library, nodes, num_leaves
         self._address = nodes.data_ptr()
+        self._find = library.dasgrad_find
 
     def sum_levels(self) -> float:
         """Recompute all sums from the leaves; return the total, which may be infinite."""
@@ -119,17 +120,14 @@ class NativeTree:
         """Leaves under the prefixes, 1-D."""
         prefixes, num = prefixes.contiguous(), prefixes.numel()
         indices = torch.empty(num, dtype=torch.int64)
-        self._library.dasgrad_find(
-            self._address, self._num_leaves, prefixes.data_ptr(), 1.0, num, indices.data_ptr(), None
-        )
+        self._find(self._address, self._num_leaves, prefixes.data_ptr(), 1.0, num, indices.data_ptr(), None)
         return indices
 
     def sample_(self, uniforms: Tensor, total: float) -> tuple[Tensor, Tensor]:
         """Leaves under `total` times each uniform, and their masses, which take the place of the uniforms."""
-        num = len(uniforms)
+        num, address = uniforms.numel(), uniforms.data_ptr()
         indices = torch.empty(num, dtype=torch.int64)
-        address = uniforms.data_ptr()
-        self._library.dasgrad_find(self._address, self._num_leaves, address, total, num, indices.data_ptr(), address)
+        self._find(self._address, self._num_leaves, address, total, num, indices.data_ptr(), address)
         return indices, uniforms
 
     def draw_(
@@ -139,9 +137,8 @@ class NativeTree:
 
         Returns the indices, and the weights, which take the place of the uniforms.
         """
-        num = len(uniforms)
+        num, address = uniforms.numel(), uniforms.data_ptr()
         indices = torch.empty(num, dtype=torch.int64)
-        address = uniforms.data_ptr()
         self._library.dasgrad_draw(
             self._address,
             None if target is None else target._address,
