@@ -15,7 +15,11 @@ def sampler_uniforms(seed: int, stratified: str) -> list[list[float]]:
     """The uniforms that the sampler's own generator will give, step by step."""
     twin = dasgrad.AdaptiveSampler(N, BATCH, seed=seed, stratified=stratified)
     rows = []
-    twin._locate = lambda u: rows.append(u.tolist())
+
+    def record(u: torch.Tensor, *, stratified: bool) -> None:
+        rows.append(((torch.arange(BATCH) + u) / BATCH if stratified else u).tolist())
+
+    twin._locate_ = record
     for _ in range(NUM_STEPS):
         twin.draw()
     return rows

@@ -13,6 +13,7 @@ import dasgrad
 from dasgrad import reference
 from dasgrad.sampling.sampler import Draw
 
+pytestmark = pytest.mark.usefixtures("core")
 scores_lists = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=20)
 
 

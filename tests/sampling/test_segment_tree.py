@@ -16,6 +16,7 @@ from scipy import stats
 
 from dasgrad.sampling.segment_tree import SegmentTree
 
+pytestmark = pytest.mark.usefixtures("core")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, torch sees none")
 on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 

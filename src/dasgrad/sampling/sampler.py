@@ -6,6 +6,7 @@ sampling in expectation, and never exceeds 1/λ. The floor is a mixture of two d
 leaves: constants in leaves lose their bound as soon as one leaf is updated and the total moves.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from dasgrad.sampling.segment_tree import SegmentTree
+from dasgrad.sampling import native
+from dasgrad.sampling.segment_tree import LOCK, SegmentTree
 from dasgrad.targets import check_simplex
 
 STATE_VERSION = 1
@@ -125,7 +127,6 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             self._target_tree = SegmentTree(target)
         self._tree = SegmentTree(torch.zeros(num_examples, dtype=torch.float64, device=device))
         self._refreshed = False
-        self._has_mass = False
         self._generator = torch.Generator(self.device)
         self._cover = _Cover(batch_size, len(self), self.device)
         self.set_epoch(0)
@@ -149,6 +150,10 @@ class AdaptiveSampler(Sampler[list[Draw]]):
     def refreshed(self) -> bool:
         """Whether scores were given since the start; before that p = π."""
         return self._refreshed
+
+    @property
+    def _has_mass(self) -> bool:
+        return self._tree.has_mass
 
     @property
     def scores(self) -> Tensor:
@@ -176,7 +181,6 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         checked = self._check_scores(scores, self.num_examples, "refresh")
         self._tree.rebuild(self.target * (checked + self.epsilon))
         self._refreshed = True
-        self._has_mass = bool(self._tree.total > 0)
 
     def update(self, indices: Tensor | Sequence[int], scores: Tensor | Sequence[float]) -> None:
         """Take new scores for some examples; of an index given twice, the last score counts.
@@ -192,16 +196,16 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         checked = self._check_scores(scores, len(indices), "update")
         if len(indices) == 0:
             return
-        outside = (indices < 0) | (indices >= self.num_examples)
-        if outside.any():
-            bad = int(indices[outside][0])
-            raise ValueError(f"`update(indices=...)` must be in [0, {self.num_examples}), got {bad}.")
+        if not native.within(indices, 0, self.num_examples - 1):
+            outside = (indices < 0) | (indices >= self.num_examples)
+            if outside.any():
+                bad = int(indices[outside][0])
+                raise ValueError(f"`update(indices=...)` must be in [0, {self.num_examples}), got {bad}.")
         if self._target_tree is None:
             masses = (checked + self.epsilon) * (1.0 / self.num_examples)
         else:
             masses = (checked + self.epsilon) * self._target_tree[indices]
         self._tree.update(indices, masses)
-        self._has_mass = bool(self._tree.total > 0)
 
     def _check_scores(self, scores: Tensor | Sequence[float], length: int, method: str) -> Tensor:
         scores = torch.as_tensor(scores, dtype=torch.float64, device=self.device).detach()
@@ -209,6 +213,8 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             raise ValueError(
                 f"`AdaptiveSampler.{method}(scores=...)` must have shape ({length},), got {tuple(scores.shape)}."
             )
+        if native.within(scores, 0.0, sys.float_info.max):
+            return scores
         bad = ~(torch.isfinite(scores) & (scores >= 0))
         if bad.any():
             index = int(bad.nonzero()[0])
@@ -229,14 +235,23 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         if not isinstance(num, int) or num < 0:
             raise ValueError(f"`draw(num=...)` must be a non-negative integer, got {num!r}.")
         u = torch.rand(num, dtype=torch.float64, device=self.device, generator=self._generator)
-        if self.stratified != "none":
+        with LOCK:
             if self.stratified == "pass" and num == self.batch_size:
                 u = self._cover.spread(u)
-            u = (torch.arange(num, dtype=torch.float64, device=self.device) + u) / max(num, 1)
-        return self._locate(u)
+            return self._locate_(u, stratified=self.stratified != "none")
 
     def _locate(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """The draws that uniforms u in [0, 1] decide, and their weights."""
+        return self._locate_(u.clone(), stratified=False)
+
+    def _locate_(self, u: Tensor, *, stratified: bool) -> tuple[Tensor, Tensor]:
+        """The same, using up u; stratified: the i-th takes its place within the i-th of equal slices."""
+        compiled = self._tree.compiled
+        if compiled is not None:
+            target = None if self._target_tree is None else self._target_tree.compiled
+            return compiled.draw_(target, self.floor, stratified, u)
+        if stratified:
+            u = (torch.arange(len(u), dtype=torch.float64, device=self.device) + u) / max(len(u), 1)
         if not self._has_mass:
             return self._find_in_target(u), torch.ones_like(u)
         total = self._tree.total
@@ -316,7 +331,6 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         self._tree.load_state_dict(state_dict["tree"])  # the last one that can refuse
         self._generator, self._cover = generator, cover
         self._refreshed = refreshed
-        self._has_mass = bool(self._tree.total > 0)
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self._options().items())
@@ -339,14 +353,14 @@ class _Cover:
     def _shuffle(self) -> None:
         self._before = self._generator.get_state()  # the order is a function of this, so it need not be saved
         keys = torch.rand(self._shape, device=self._device, generator=self._generator)
-        self._order_BK = keys.argsort(dim=1)
+        self._order_KB = keys.argsort(dim=1).t().contiguous()
         self._position = 0
 
     def spread(self, u: Tensor) -> Tensor:
         """Uniforms ``[B]`` moved into the finer slices whose turn it is."""
         if self._position == self._shape[1]:
             self._shuffle()
-        fine = self._order_BK[:, self._position]
+        fine = self._order_KB[self._position]
         self._position += 1
         return (fine + u) / self._shape[1]
 

@@ -15,13 +15,18 @@ be drawn.
 Layout: one float64 buffer, leaves first, root last. Level 0 holds the n leaves in their order, level k + 1
 holds ceil(size of level k / 2) nodes, and every level but the root's is padded with a zero to an even length.
 Node j of level k + 1 is the sum of nodes 2j and 2j + 1 of level k.
+
+On a CPU the arithmetic is done in C++ where the package was built with it (`dasgrad.sampling.native`), and in torch
+operations elsewhere: the same buffer, the same bits.
 """
 
 from __future__ import annotations
 
 import math
 import operator
+import os
 import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,11 +35,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dasgrad.sampling import native
+
 __all__ = ["SegmentTree"]
 
 _STATE_VERSION = 1
 _INTEGER_DTYPES = {torch.int8, torch.int16, torch.int32, torch.int64}
 _INTEGER_DTYPES |= {torch.uint8, torch.uint16, torch.uint32, torch.uint64}
+
+# One lock for all trees, since calls are short, and since one lock can be held while a process forks: the child then
+# finds it free, and no tree half written.
+LOCK = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
 
 
 class SegmentTree:
@@ -45,7 +58,8 @@ class SegmentTree:
     float64 whatever the dtype of `masses`, and the same `find(prefix)` gives the same index on every device.
 
     A tree whose masses are all zero is valid and can be updated, but not drawn from. A call that raises
-    leaves the tree as it was. `sample` and `find` never wait for a CUDA device; what checks values may.
+    leaves the tree as it was. `sample` and `find` never wait for a CUDA device; what checks values may. Threads
+    may share a tree: calls wait for each other, and each sees the tree before or after an update, never between.
 
     Args:
         masses: 1-D tensor, array or sequence of n >= 1 real numbers, finite and non-negative, with a finite
@@ -79,7 +93,7 @@ class SegmentTree:
         self._replace(masses, argument)
 
     def __len__(self) -> int:
-        return len(self._leaves)
+        return self._num_masses
 
     def __repr__(self) -> str:
         name = type(self).__name__
@@ -96,28 +110,38 @@ class SegmentTree:
             backwards = selected.step < 0  # torch has no negative steps
             selected = selected[::-1] if backwards else selected
             masses = self._leaves[selected.start : selected.stop : selected.step]
-            return masses.flip(0) if backwards else masses.clone()
+            with LOCK:
+                return masses.flip(0) if backwards else masses.clone()
         positions = _as_indices(index, -len(self), len(self), "SegmentTree[index]")
-        return self._leaves.take(positions.to(self.device))
+        with LOCK:
+            return self._leaves.take(positions.to(self.device))
 
     def masses_of(self, found: Tensor) -> Tensor:
         """Return the masses at indices that `find` gave; unlike `tree[found]`, without waiting for a device."""
-        return self._leaves.take(found)
+        with LOCK:
+            return self._leaves.take(found)
 
     @property
     def device(self) -> torch.device:
         """Where the tree lives."""
-        return self._leaves.device
+        return self._device
+
+    @property
+    def has_mass(self) -> bool:
+        """Whether any mass is positive, so that there is something to draw; no device is waited for."""
+        return self._total > 0
 
     @property
     def total(self) -> Tensor:
         """The sum of all masses, a 0-dim float64 tensor (a copy)."""
-        return self._levels[-1][0].clone()
+        with LOCK:
+            return self._levels[-1][0].clone()
 
     @property
     def masses(self) -> Tensor:
         """All masses, float64 of shape [n] (a copy)."""
-        return self._leaves.clone()
+        with LOCK:
+            return self._leaves.clone()
 
     def rebuild(self, masses: Tensor | npt.ArrayLike) -> None:
         """Replace all n masses, in O(n), under the constructor's conditions."""
@@ -136,6 +160,9 @@ class SegmentTree:
             TypeError: `indices` are not integers, or `masses` not real numbers.
             ValueError: lengths differ, a mass is negative, NaN or infinite, or the new sum overflows.
         """
+        if self.compiled is not None and isinstance(indices, Tensor):
+            # What is checked must be what C++ gets, even if another thread writes into the argument meanwhile.
+            indices = indices.clone()
         positions = _as_indices(indices, 0, len(self), "SegmentTree.update(indices=...)", vector=True)
         argument = "SegmentTree.update(masses=...)"
         masses = _as_masses(masses, argument)
@@ -143,14 +170,27 @@ class SegmentTree:
             raise ValueError(f"`{argument}` must be as many as indices, {len(positions)}, got {len(masses)}.")
         if len(positions) == 0:
             return
-        # Every duplicate writes what the last of them brings, so the order of writing does not matter.
-        positions, order = positions.to(self.device).sort(stable=True)
-        last = torch.searchsorted(positions, positions, right=True).sub_(1)
-        masses = masses.to(self.device)[order[last]]
-        previous = self._leaves[positions]
-        if not self._write(positions, masses):
-            self._write(positions, previous)
+        with LOCK:
+            fits = self._update(positions.to(self.device), masses.to(self.device))
+        if not fits:
             raise ValueError(f"`{argument}` must leave a finite sum of all masses, got one that overflows.")
+
+    def _update(self, positions: Tensor, masses: Tensor) -> bool:
+        """Write leaves and the sums above; return whether the total is finite, else leave the tree as it was."""
+        if self.compiled is not None:
+            total = self.compiled.update(positions, masses)
+            if math.isfinite(total):
+                self._total = total
+            return math.isfinite(total)
+        # Every duplicate writes what the last of them brings, so the order of writing does not matter.
+        positions, order = positions.sort(stable=True)
+        last = torch.searchsorted(positions, positions, right=True).sub_(1)
+        masses = masses[order[last]]
+        previous = self._leaves[positions]
+        fits = self._write(positions, masses)
+        if not fits:
+            self._write(positions, previous)
+        return fits
 
     def sample(self, num: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw `num` indices with replacement, each in proportion to its mass, in O(log n) each.
@@ -167,19 +207,23 @@ class SegmentTree:
             TypeError: `num` is not an integer, or `generator` no `torch.Generator`.
             ValueError: `num` is negative, `generator` lives elsewhere, or all masses are zero.
         """
-        if isinstance(num, bool) or not hasattr(num, "__index__"):
+        if type(num) is not int and (isinstance(num, bool) or not hasattr(num, "__index__")):
             raise TypeError(f"`SegmentTree.sample(num=...)` must be an integer, got {num!r}.")
-        if operator.index(num) < 0:
+        num = operator.index(num)
+        if num < 0:
             raise ValueError(f"`SegmentTree.sample(num=...)` must be at least 0, got {num}.")
         argument = "SegmentTree.sample(generator=...)"
         if not isinstance(generator, torch.Generator):
             raise TypeError(f"`{argument}` must be a torch.Generator, got {type(generator).__name__}.")
-        if generator.device.type != self.device.type:
+        if generator.device.type != self._device.type:
             raise ValueError(f"`{argument}` must be on {self.device}, got one on {generator.device}.")
-        self._require_mass("sample")
-        uniforms = torch.rand(num, generator=generator, dtype=torch.float64, device=self.device)
-        indices = self._descend_(uniforms.mul_(self._total))
-        return indices, self._leaves.index_select(0, indices)
+        with LOCK:
+            self._require_mass("sample")
+            uniforms = torch.rand(num, generator=generator, dtype=torch.float64, device=self._device)
+            if self.compiled is not None:
+                return self.compiled.sample_(uniforms, self._total)
+            indices = self._descend_(uniforms.mul_(self._total))
+            return indices, self._leaves.index_select(0, indices)
 
     def find(self, prefix: float | Tensor | npt.ArrayLike) -> Tensor:
         """Return the smallest index whose cumulative mass, its own included, exceeds `prefix`.
@@ -200,12 +244,18 @@ class SegmentTree:
         """
         argument = "SegmentTree.find(prefix=...)"
         points = _as_tensor(prefix, torch.float64, argument)
+        with LOCK:
+            return self._find(points, argument)
+
+    def _find(self, points: Tensor, argument: str) -> Tensor:
         self._require_mass("find")
         if self.device.type == "cpu" or points.device.type == "cpu":
             message = f"`{argument}` must be in [0, {self._total!r}]"
             _check_within(points, 0, self._total, ValueError, message)
         else:
             points = points.fmax(points.new_zeros(()))  # unlike clamp, fmax drops NaN
+        if self.compiled is not None:
+            return self.compiled.find(points.to(self.device)).reshape(points.shape)
         remainders = points.to(self.device, copy=True).reshape(-1)
         return self._descend_(remainders).reshape(points.shape)
 
@@ -238,6 +288,7 @@ class SegmentTree:
 
     def _allocate(self, num_masses: int, device: torch.device) -> None:
         """Lay out an all-zero tree, as the module's docstring says, and keep views of its levels."""
+        self._num_masses = num_masses
         sizes = [num_masses]
         while sizes[-1] > 1:
             sizes.append((sizes[-1] + 1) // 2)
@@ -247,6 +298,8 @@ class SegmentTree:
             self._levels = torch.split(nodes, lengths)
             self._leaves = self._levels[0][:num_masses]
             self._children = [(level[0::2], level[1::2]) for level in self._levels[:-1]]
+        self._device = nodes.device
+        self.compiled = native.bind(nodes, num_masses)
         self._total = 0.0
 
     def _replace(self, masses: Tensor, argument: str) -> None:
@@ -254,13 +307,15 @@ class SegmentTree:
         if len(masses) != len(self):
             raise ValueError(f"`{argument}` must hold {len(self)} masses, got {len(masses)}.")
         # Only masses this large can overflow; for all others no copy is needed to go back to.
-        previous = self.masses if masses.max() > 1e307 / len(self) else None
-        self._leaves.copy_(masses)
-        if not self._sum_levels():
-            assert previous is not None
-            self._leaves.copy_(previous)
-            self._sum_levels()
-            raise ValueError(f"`{argument}` must have a finite sum, got one that overflows.")
+        may_overflow = bool(masses.max() > 1e307 / len(self))
+        with LOCK:
+            previous = self.masses if may_overflow else None
+            self._leaves.copy_(masses)
+            if not self._sum_levels():
+                assert previous is not None
+                self._leaves.copy_(previous)
+                self._sum_levels()
+                raise ValueError(f"`{argument}` must have a finite sum, got one that overflows.")
 
     def _write(self, positions: Tensor, masses: Tensor) -> bool:
         """Write leaves and recompute the sums above them; return whether the total is finite."""
@@ -275,6 +330,9 @@ class SegmentTree:
 
     def _sum_levels(self) -> bool:
         """Recompute all sums from the leaves; return whether the total is finite."""
+        if self.compiled is not None:
+            self._total = self.compiled.sum_levels()
+            return math.isfinite(self._total)
         for (left, right), parents in zip(self._children, self._levels[1:], strict=True):
             torch.add(left, right, out=parents[: len(left)])
         return self._read_total()
@@ -285,7 +343,7 @@ class SegmentTree:
         return math.isfinite(self._total)
 
     def _require_mass(self, method: str) -> None:
-        if not self._total > 0:
+        if not self.has_mass:
             raise ValueError(f"`SegmentTree.{method}` needs a positive mass, got a tree of zeros only.")
 
     def _descend_(self, remainders: Tensor) -> Tensor:
@@ -318,6 +376,8 @@ def _as_tensor(values: Any, dtype: torch.dtype, argument: str, *, vector: bool =
     if vector and values.ndim != 1:
         raise ValueError(f"`{argument}` must be 1-D, got shape {tuple(values.shape)}.")
     if isinstance(values, Tensor):
+        if values.dtype is dtype and not values.requires_grad:
+            return values
         return values.detach().to(dtype)
     return torch.from_numpy(values.astype(np.float64 if real else np.int64))
 
@@ -336,7 +396,7 @@ def _as_indices(values: Any, low: int, high: int, argument: str, *, vector: bool
 
 def _check_within(values: Tensor, low: float, high: float, error: type[Exception], message: str) -> None:
     """Raise for the first value not in [low, high]; NaN is not."""
-    if values.numel() == 0:
+    if values.numel() == 0 or native.within(values, low, high):
         return
     smallest, largest = values.aminmax()
     if not (smallest.item() >= low and largest.item() <= high):

@@ -1,0 +1,246 @@
+"""How fast is the segment tree? Drawing and updating 256 of n examples, against the trees of others.
+
+Peers are those that import: ``torch.multinomial`` always, tianshou's tree (compiled by numba), cpprb's prioritized
+buffer and TorchRL's tree where they are installed (``pip install 'dasgrad[bench]'``). Each does what ours does: draw
+256 indices in proportion to float64 masses, from fresh uniforms, and say their masses; or take 256 new masses, some
+indices twice. All are timed in turns within one process on one thread, 1000 calls a turn so that each finds its own
+data in the caches and not the last one's, and the median of all calls counts, in microseconds. Every peer's row is
+there; the fastest is the one to beat.
+
+Two rows are no race: sums after ten million updates against those of a fresh build (``ours`` is how many of the nodes
+differ, which must be 0), and a tree of 10⁸ leaves against a cumulative sum with ``torch.searchsorted``, in milliseconds
+and in bytes a leaf.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import dasgrad
+from dasgrad.sampling import native
+
+SIZES, NUM = (60_000, 10**6), 256
+TURNS, STREAK, NUM_BATCHES = 8, 1000, 1000
+DRIFT_UPDATES, DRIFT_SIZE = 10**7, 10**6
+HUGE = 10**8
+
+Call = Callable[[int], object]
+
+
+class Ours:
+    """`dasgrad.SegmentTree`."""
+
+    name = "dasgrad"
+
+    def __init__(self, masses: torch.Tensor) -> None:
+        self.tree = dasgrad.SegmentTree(masses)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def sample(self, turn: int) -> object:
+        """256 indices and their masses."""
+        return self.tree.sample(NUM, generator=self.generator)
+
+    def updating(self, indices: torch.Tensor, masses: torch.Tensor) -> Call | None:
+        """A call that writes the given batches in turn."""
+        rows, values = list(indices), list(masses)
+        return lambda turn: self.tree.update(rows[turn % NUM_BATCHES], values[turn % NUM_BATCHES])
+
+
+class Multinomial:
+    """`torch.multinomial` on float64 masses, which keeps no tree: an update would be an assignment."""
+
+    name = "torch.multinomial"
+
+    def __init__(self, masses: torch.Tensor) -> None:
+        self.masses = masses.clone()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def sample(self, turn: int) -> object:
+        """256 indices and their masses."""
+        indices = torch.multinomial(self.masses, NUM, replacement=True, generator=self.generator)
+        return indices, self.masses[indices]
+
+    def updating(self, indices: torch.Tensor, masses: torch.Tensor) -> Call | None:
+        """Nothing to compare."""
+        return None
+
+
+class Tianshou:
+    """tianshou's tree, a numpy heap walked level by level in numba."""
+
+    name = "tianshou"
+
+    def __init__(self, masses: torch.Tensor) -> None:
+        from tianshou.data import SegmentTree
+
+        self.tree = SegmentTree(len(masses))
+        self.tree[np.arange(len(masses))] = masses.numpy()
+        self.generator = np.random.default_rng(0)
+
+    def sample(self, turn: int) -> object:
+        """256 indices and their masses."""
+        indices = self.tree.get_prefix_sum_idx(self.generator.random(NUM) * self.tree.reduce())
+        return indices, self.tree[indices]
+
+    def updating(self, indices: torch.Tensor, masses: torch.Tensor) -> Call | None:
+        """A call that writes the given batches in turn."""
+        rows, values = list(indices.numpy()), list(masses.numpy())
+        return lambda turn: self.tree.__setitem__(rows[turn % NUM_BATCHES], values[turn % NUM_BATCHES])
+
+
+class Cpprb:
+    """cpprb's prioritized buffer over one integer column; its tree cannot be had alone."""
+
+    name = "cpprb"
+
+    def __init__(self, masses: torch.Tensor) -> None:
+        from cpprb import PrioritizedReplayBuffer
+
+        self.buffer = PrioritizedReplayBuffer(len(masses), {"index": {"dtype": np.int64}}, alpha=1.0, eps=0.0)
+        self.buffer.add(index=np.arange(len(masses)), priorities=masses.numpy())
+
+    def sample(self, turn: int) -> object:
+        """256 indices and their weights."""
+        return self.buffer.sample(NUM, beta=1.0)
+
+    def updating(self, indices: torch.Tensor, masses: torch.Tensor) -> Call | None:
+        """A call that writes the given batches in turn."""
+        rows, values = list(indices.numpy()), list(masses.numpy())
+        return lambda turn: self.buffer.update_priorities(rows[turn % NUM_BATCHES], values[turn % NUM_BATCHES])
+
+
+class TorchRL:
+    """TorchRL's C++ tree; its wheels import only beside the torch they were built for."""
+
+    name = "torchrl"
+
+    def __init__(self, masses: torch.Tensor) -> None:
+        from torchrl._torchrl import SumSegmentTreeFp64
+
+        self.tree, self.size = SumSegmentTreeFp64(len(masses)), len(masses)
+        self.tree[torch.arange(len(masses))] = masses
+        self.generator = torch.Generator().manual_seed(0)
+
+    def sample(self, turn: int) -> object:
+        """256 indices and their masses."""
+        total = self.tree.query(0, self.size)
+        uniforms = torch.rand(NUM, generator=self.generator, dtype=torch.float64)
+        indices = self.tree.scan_lower_bound(uniforms * total)
+        return indices, self.tree[indices]
+
+    def updating(self, indices: torch.Tensor, masses: torch.Tensor) -> Call | None:
+        """A call that writes the given batches in turn."""
+        rows, values = list(indices), list(masses)
+        return lambda turn: self.tree.__setitem__(rows[turn % NUM_BATCHES], values[turn % NUM_BATCHES])
+
+
+def importable(masses: torch.Tensor) -> list[Any]:
+    """Every peer that is installed and loads, holding the masses."""
+    found: list[Any] = []
+    for peer in (Multinomial, Tianshou, Cpprb, TorchRL):
+        try:
+            found.append(peer(masses))
+        except ImportError as error:
+            print(f"{peer.name} left out: {str(error).splitlines()[0][:100]}", flush=True)
+    return found
+
+
+def interleaved(calls: dict[str, Call], turns: int, streak: int = STREAK) -> dict[str, float]:
+    """Median seconds of each call, in turns of `streak` calls each, after one turn to warm up."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(turns + 1):
+        for name, call in calls.items():
+            for repeat in range(streak):
+                start = time.perf_counter()
+                call(turn * streak + repeat)
+                elapsed = time.perf_counter() - start
+                if turn > 0:
+                    seconds[name].append(elapsed)
+    return {name: float(np.median(measured)) for name, measured in seconds.items()}
+
+
+def row(metric: str, ours: float, peer: float, peer_name: str) -> dict[str, Any]:
+    """One line of the result."""
+    ratio = ours / peer if peer else float(ours != 0)
+    return {"metric": metric, "ours": ours, "peer": peer, "peer_name": peer_name, "ratio": ratio}
+
+
+def race(size: int) -> list[dict[str, Any]]:
+    """Drawing and updating, ours against every peer and so against the fastest."""
+    generator = torch.Generator().manual_seed(size)
+    masses = torch.rand(size, generator=generator, dtype=torch.float64)
+    indices = torch.randint(size, (NUM_BATCHES, NUM), generator=generator)
+    indices[:, -1] = indices[:, 0]
+    new_masses = torch.rand((NUM_BATCHES, NUM), generator=generator, dtype=torch.float64)
+    ours = Ours(masses)
+    peers = importable(masses)
+    rows = []
+    for verb in ("sample", "update"):
+        calls = {}
+        for tree in (ours, *peers):
+            call = tree.sample if verb == "sample" else tree.updating(indices, new_masses)
+            if call is not None:
+                calls[tree.name] = call
+        medians = interleaved(calls, TURNS)
+        mine = medians.pop(ours.name)
+        for name, seconds in sorted(medians.items(), key=lambda item: item[1]):
+            rows.append(row(f"{verb} {NUM} of {size:,}, µs", mine * 1e6, seconds * 1e6, name))
+    return rows
+
+
+def drift() -> dict[str, Any]:
+    """How many nodes differ from a fresh build after ten million updates over thirty orders of magnitude."""
+    generator = torch.Generator().manual_seed(1)
+    tree = dasgrad.SegmentTree(torch.zeros(DRIFT_SIZE))
+    for _ in range(DRIFT_UPDATES // NUM + 1):
+        indices = torch.randint(DRIFT_SIZE, (NUM,), generator=generator)
+        tree.update(indices, 10.0 ** (torch.rand(NUM, generator=generator, dtype=torch.float64) * 30 - 15))
+    fresh = dasgrad.SegmentTree(tree.masses)
+    different = sum(int((a != b).sum()) for a, b in zip(tree._levels, fresh._levels, strict=True))
+    return row(f"nodes that differ after {DRIFT_UPDATES:,} updates", different, 0.0, "a fresh build")
+
+
+def huge() -> list[dict[str, Any]]:
+    """A tree of 10⁸ leaves against a cumulative sum, which one update makes anew."""
+    masses = torch.ones(HUGE, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(2)
+    indices, values = torch.randint(HUGE, (NUM,), generator=generator), torch.rand(NUM, dtype=torch.float64)
+
+    start = time.perf_counter()
+    tree = dasgrad.SegmentTree(masses)
+    build = time.perf_counter() - start
+    start = time.perf_counter()
+    cumulative = masses.cumsum(0)
+    cumsum = time.perf_counter() - start
+
+    def search(turn: int) -> object:
+        uniforms = torch.rand(NUM, generator=generator, dtype=torch.float64) * cumulative[-1]
+        found = torch.searchsorted(cumulative, uniforms, right=True)
+        return found, masses[found]
+
+    def rewrite(turn: int) -> None:
+        masses[indices] = values
+        torch.cumsum(masses, 0, out=cumulative)
+
+    sample = interleaved({"ours": lambda turn: tree.sample(NUM, generator=generator), "peer": search}, 5, 20)
+    update = interleaved({"ours": lambda turn: tree.update(indices, values)}, 5, 20)
+    update |= interleaved({"peer": rewrite}, 3, 1)
+    peer = "cumsum + searchsorted"
+    num_bytes = tree._levels[0].untyped_storage().nbytes()
+    return [
+        row(f"build {HUGE:,}, ms", build * 1e3, cumsum * 1e3, peer),
+        row(f"sample {NUM} of {HUGE:,}, ms", sample["ours"] * 1e3, sample["peer"] * 1e3, peer),
+        row(f"update {NUM} of {HUGE:,}, ms", update["ours"] * 1e3, update["peer"] * 1e3, peer),
+        row(f"memory of {HUGE:,}, bytes a leaf", num_bytes / HUGE, 16.0, "masses and their cumulative sum"),
+    ]
+
+
+def run() -> list[dict[str, Any]]:
+    """Rows of every size and peer, of the drift, and of the largest tree."""
+    torch.set_num_threads(1)
+    print(f"native core: {native.available()}, torch {torch.__version__}", flush=True)
+    rows = [line for size in SIZES for line in race(size)]
+    return [*rows, drift(), *huge()]

@@ -1,0 +1,153 @@
+"""The compiled core of `SegmentTree`, where the package was built with one.
+
+`segment_tree.cpp` becomes a library of plain C functions, loaded here by ctypes: it knows neither Python nor torch,
+so one build serves every version of both. Without it, and on CUDA, the same arithmetic runs in torch operations, to
+the same bits. The environment variable ``DASGRAD_NATIVE=0``, read at import, keeps it from being used.
+
+What is called here checks nothing: whatever reaches a pointer was checked before, by `SegmentTree` or
+`AdaptiveSampler`. ctypes lets other Python threads run meanwhile, so the caller also holds the lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["NativeTree", "available", "bind", "within"]
+
+_SHORT = 4096  # values; for more, torch's vectorised operations are the faster check
+_INTEGER, _REAL, _POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+_SIGNATURES = {
+    "dasgrad_integers_within": (ctypes.c_int, [_POINTER, _INTEGER, _INTEGER, _INTEGER]),
+    "dasgrad_reals_within": (ctypes.c_int, [_POINTER, _INTEGER, _REAL, _REAL]),
+    "dasgrad_sum_levels": (_REAL, [_POINTER, _INTEGER]),
+    "dasgrad_update": (_REAL, [_POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER]),
+    "dasgrad_find": (None, [_POINTER, _INTEGER, _POINTER, _REAL, _INTEGER, _POINTER, _POINTER]),
+    "dasgrad_draw": (
+        None,
+        [_POINTER, _POINTER, _INTEGER, _REAL, ctypes.c_int, _POINTER, _INTEGER, _POINTER, _POINTER],
+    ),
+}
+
+
+def _load() -> ctypes.CDLL | None:
+    path = Path(__file__).with_name("segment_tree.dll" if sys.platform == "win32" else "segment_tree.so")
+    if os.environ.get("DASGRAD_NATIVE") == "0" or not path.exists():
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError):  # built for another machine, or by another version of the package
+        return None
+    return library
+
+
+_library = _load()
+
+
+def available() -> bool:
+    """Whether trees on the CPU run in C++."""
+    return _library is not None
+
+
+def bind(nodes: Tensor, num_leaves: int) -> NativeTree | None:
+    """The functions of a tree that lies in `nodes`, or None where torch operations must do."""
+    if _library is None or nodes.device.type != "cpu":
+        return None
+    return NativeTree(_library, nodes, num_leaves)
+
+
+def within(values: Tensor, low: float, high: float) -> bool | None:
+    """Whether all of `values` are in [low, high]; None if torch must tell.
+
+    It must unless they are few, on the CPU, contiguous, and int64 or float64. Then this costs a third of torch's time.
+    """
+    if _library is None or not values.is_cpu or not values.is_contiguous() or values.numel() > _SHORT:
+        return None
+    if values.dtype is torch.float64:
+        return bool(_library.dasgrad_reals_within(values.data_ptr(), values.numel(), low, high))
+    if values.dtype is torch.int64:
+        return bool(_library.dasgrad_integers_within(values.data_ptr(), values.numel(), int(low), int(high)))
+    return None
+
+
+class NativeTree:
+    """A buffer in the layout of `SegmentTree`, and what C++ does with it.
+
+    Args:
+        library: the compiled core.
+        nodes: the buffer, contiguous float64 on the CPU; kept alive, and never to be moved.
+        num_leaves: n.
+    """
+
+    def __init__(self, library: ctypes.CDLL, nodes: Tensor, num_leaves: int) -> None:
+        assert nodes.dtype == torch.float64
+        assert nodes.is_contiguous()
+        self._library, self._nodes, self._num_leaves = library, nodes, num_leaves
+        self._address = nodes.data_ptr()
+        self._find = library.dasgrad_find
+
+    def sum_levels(self) -> float:
+        """Recompute all sums from the leaves; return the total, which may be infinite."""
+        return float(self._library.dasgrad_sum_levels(self._address, self._num_leaves))
+
+    def update(self, indices: Tensor, masses: Tensor) -> float:
+        """Write leaves, the last of duplicates winning, and return the total.
+
+        If that is infinite, the tree is as it was.
+
+        Raises:
+            MemoryError: so close to overflow that the old masses had to be kept, and no room for them.
+        """
+        indices, masses = indices.contiguous(), masses.contiguous()
+        total = float(
+            self._library.dasgrad_update(
+                self._address, self._num_leaves, indices.data_ptr(), masses.data_ptr(), len(indices)
+            )
+        )
+        if total != total:
+            raise MemoryError(f"`SegmentTree.update` found no room for {len(indices)} old masses.")
+        return total
+
+    def find(self, prefixes: Tensor) -> Tensor:
+        """Leaves under the prefixes, 1-D."""
+        prefixes, num = prefixes.contiguous(), prefixes.numel()
+        indices = torch.empty(num, dtype=torch.int64)
+        self._find(self._address, self._num_leaves, prefixes.data_ptr(), 1.0, num, indices.data_ptr(), None)
+        return indices
+
+    def sample_(self, uniforms: Tensor, total: float) -> tuple[Tensor, Tensor]:
+        """Leaves under `total` times each uniform, and their masses, which take the place of the uniforms."""
+        num, address = uniforms.numel(), uniforms.data_ptr()
+        indices = torch.empty(num, dtype=torch.int64)
+        self._find(self._address, self._num_leaves, address, total, num, indices.data_ptr(), address)
+        return indices, uniforms
+
+    def draw_(
+        self, target: NativeTree | None, floor: float, stratified: bool, uniforms: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Draws from the mixture of `floor` times `target` (None: uniform) and the rest this tree.
+
+        Returns the indices, and the weights, which take the place of the uniforms.
+        """
+        num, address = uniforms.numel(), uniforms.data_ptr()
+        indices = torch.empty(num, dtype=torch.int64)
+        self._library.dasgrad_draw(
+            self._address,
+            None if target is None else target._address,
+            self._num_leaves,
+            floor,
+            stratified,
+            address,
+            num,
+            indices.data_ptr(),
+            address,
+        )
+        return indices, uniforms
