@@ -29,7 +29,7 @@ class BuildCore(build_ext):
 
     def get_ext_filename(self, fullname):
         """Name the file as `dasgrad.sampling.native` looks for it."""
-        return str(Path(*fullname.split("."))) + (".dll" if sys.platform == "win32" else ".so")
+        return str(Path(*fullname.split("."))) + (".core.dll" if sys.platform == "win32" else ".core.so")
 
     def get_export_symbols(self, ext):
         """Return nothing: the source marks what it exports, and there is no module to initialise."""

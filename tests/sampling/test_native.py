@@ -172,7 +172,7 @@ def test_the_source_is_clean_under_the_sanitizers(tmp_path):
 
 @needs_native
 def test_the_library_needs_neither_python_nor_torch():
-    library = Path(native.__file__).with_name("segment_tree.so")
+    library = Path(native.__file__).with_name("segment_tree.core.so")
     content = library.read_bytes()
     assert b"Py_" not in content
     assert b"PyInit" not in content
@@ -296,6 +296,6 @@ def test_a_library_that_does_not_load_is_as_good_as_none(tmp_path, monkeypatch):
     monkeypatch.delenv("DASGRAD_NATIVE", raising=False)
     monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
     assert native._load() is None
-    for name in ("segment_tree.so", "segment_tree.dll"):
+    for name in ("segment_tree.core.so", "segment_tree.core.dll"):
         (tmp_path / name).write_bytes(b"for another machine")
     assert native._load() is None

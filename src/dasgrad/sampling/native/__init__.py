@@ -36,7 +36,8 @@ _SIGNATURES = {
 
 
 def _load() -> ctypes.CDLL | None:
-    path = Path(__file__).with_name("segment_tree.dll" if sys.platform == "win32" else "segment_tree.so")
+    # Two dots: with one, tools that list modules would take it for a module of Python's.
+    path = Path(__file__).with_name("segment_tree.core.dll" if sys.platform == "win32" else "segment_tree.core.so")
     if os.environ.get("DASGRAD_NATIVE") == "0" or not path.exists():
         return None
     try:
