@@ -102,7 +102,7 @@ def test_large_trees_and_their_draws_are_the_same_on_both_cores(size):
 
 
 @needs_native
-@pytest.mark.parametrize("stratified", [False, True])
+@pytest.mark.parametrize("stratified", ["none", "batch", "pass"])
 @pytest.mark.parametrize("floor", [0.0, 0.1, 0.5, 0.99])
 @pytest.mark.parametrize("targeted", [False, True])
 @pytest.mark.parametrize("size", [1, 7, 1000, 100_001])
