@@ -84,7 +84,7 @@ def test_reshuffled_passes_visit_every_example_once() -> None:
 
 def test_dasgrad_is_the_public_loop_of_the_documentation(problem: Problem) -> None:
     model = problem.make_model()
-    optimizer = dasgrad.DASGrad(model.parameters(), lr=0.3, betas=(0.9, 0.99), bias_correction=True)
+    optimizer = dasgrad.DASGrad(model.parameters(), lr=0.3, betas=(0.9, 0.99), weight_decay=1e-4, bias_correction=True)
     schedule = dasgrad.InverseSqrtLR(optimizer)
     sampler = dasgrad.AdaptiveSampler(1437, 32, seed=0)
     scorer = dasgrad.ExampleScorer(model, problem.loss_fn, optimizer)
@@ -96,7 +96,8 @@ def test_dasgrad_is_the_public_loop_of_the_documentation(problem: Problem) -> No
         schedule.step()
     inputs, targets = problem.data.train
     with torch.no_grad():
-        final = float(problem.loss_fn(model(inputs), targets).double().mean())
+        squares = sum(float(param.double().square().sum()) for param in model.parameters())
+        final = float(problem.loss_fn(model(inputs), targets).double().mean()) + 0.5 * 1e-4 * squares
     assert trace(problem, config_of("dasgrad"))["train_loss"][-1] == pytest.approx(final, rel=1e-6)
 
 
@@ -134,12 +135,12 @@ def test_a_cancelled_run_stops(problem: Problem) -> None:
 
 
 def test_options_are_resolved_from_the_library() -> None:
-    ours = resolve_options("dasgrad")
+    ours = resolve_options("dasgrad", 0.1)
     assert ours["optimizer"].endswith(".DASGrad")
     assert ours["floor"] == dasgrad.AdaptiveSampler(1, 1).floor
     assert ours["draws"] == "adaptive"
-    assert resolve_options("amsgrad")["amsgrad"] is True
-    assert resolve_options("adam")["betas"] == (0.9, 0.99)
+    assert resolve_options("amsgrad", 0.1)["amsgrad"] is True
+    assert resolve_options("adam", 0.1)["betas"] == (0.9, 0.99)
     assert config_of("adam").refresh is None  # so that baselines are not repeated for another J
     assert config_of("dasgrad").refresh == 10
 

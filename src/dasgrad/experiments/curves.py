@@ -7,7 +7,7 @@ is charged its own cost: examples whose gradients went into steps, and examples 
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,25 +42,38 @@ class Problem:
 
     def to(self, device: torch.device | str) -> "Problem":
         """The same problem with its data on a device."""
-        return Problem(self.data.to(device), self.make_model, self.loss_fn, self.success_fn)
+        return replace(self, data=self.data.to(device))
 
 
 @dataclass(frozen=True)
 class Method:
     """An optimizer, and whether its examples are drawn by importance or in reshuffled passes."""
 
-    make_optimizer: Callable[[Iterator[nn.Parameter], float], Optimizer]
+    make_optimizer: Callable[[Iterator[nn.Parameter], float, float], Optimizer]
+    """Of parameters, learning rate and weight decay."""
     adaptive: bool
 
 
 # Each adaptive method has the moments and the bias correction of one of torch's baselines, from which it differs
 # in how examples are drawn, and in nothing else.
 METHODS: dict[str, Method] = {
-    "adam": Method(lambda params, lr: torch.optim.Adam(params, lr, BETAS), adaptive=False),
-    "amsgrad": Method(lambda params, lr: torch.optim.Adam(params, lr, BETAS, amsgrad=True), adaptive=False),
-    "dasgrad": Method(lambda params, lr: dasgrad.DASGrad(params, lr, BETAS, bias_correction=True), adaptive=True),
+    "adam": Method(
+        lambda params, lr, decay: torch.optim.Adam(params, lr, BETAS, weight_decay=decay),
+        adaptive=False,
+    ),
+    "amsgrad": Method(
+        lambda params, lr, decay: torch.optim.Adam(params, lr, BETAS, weight_decay=decay, amsgrad=True),
+        adaptive=False,
+    ),
+    "dasgrad": Method(
+        lambda params, lr, decay: dasgrad.DASGrad(params, lr, BETAS, weight_decay=decay, bias_correction=True),
+        adaptive=True,
+    ),
     "dasgrad-adam": Method(
-        lambda params, lr: dasgrad.DASGrad(params, lr, BETAS, moments="adam", bias_correction=True), adaptive=True
+        lambda params, lr, decay: dasgrad.DASGrad(
+            params, lr, BETAS, weight_decay=decay, moments="adam", bias_correction=True
+        ),
+        adaptive=True,
     ),
 }
 
@@ -70,14 +83,14 @@ def evaluation_interval(num_steps: int) -> int:
     return max(1, round(num_steps / NUM_EVALUATIONS))
 
 
-def resolve_options(method: str) -> dict[str, Any]:
+def resolve_options(method: str, weight_decay: float) -> dict[str, Any]:
     """Every option the method runs with, library defaults included, as plain values for a record.
 
     They are read off the objects themselves: when a default changes, so does the configuration, and old
     records are no longer taken for new ones.
     """
     model = nn.Linear(1, 1, device="meta")  # no values, so no random numbers
-    optimizer = METHODS[method].make_optimizer(model.parameters(), 1.0)
+    optimizer = METHODS[method].make_optimizer(model.parameters(), 1.0, weight_decay)
     kind = type(optimizer)
     options: dict[str, Any] = {
         "optimizer": f"{kind.__module__}.{kind.__qualname__}",
@@ -139,7 +152,8 @@ class _Run:
         with self._clock:
             self._model = problem.make_model().to(self._device)
             method = METHODS[config.method]
-            self._optimizer = method.make_optimizer(self._model.parameters(), config.lr)
+            self._weight_decay = float(config.options["weight_decay"])
+            self._optimizer = method.make_optimizer(self._model.parameters(), config.lr, self._weight_decay)
             self._schedule = dasgrad.InverseSqrtLR(self._optimizer)
             self._losses = self._adaptive_losses(config) if method.adaptive else self._reshuffled_losses(config)
 
@@ -182,6 +196,8 @@ class _Run:
                 outputs = self._model(inputs)
                 quality.append(float(self._problem.loss_fn(outputs, targets).to(torch.float64).mean()))
                 quality.append(float(self._problem.success_fn(outputs, targets).to(torch.float64).mean()))
+            squares = sum(float(param.to(torch.float64).square().sum()) for param in self._model.parameters())
+            quality[0] += 0.5 * self._weight_decay * squares  # the objective has the L2 term
         cost = (self._clock.seconds, self._scoring_seconds, self._num_gradients, self._num_scored)
         return (self._step, *quality, *cost)
 

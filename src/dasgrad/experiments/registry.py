@@ -40,6 +40,8 @@ class Experiment:
     """Pairs (method, baseline) whose paired difference is reported; best those that differ in one thing alone."""
     reference: str
     """The baseline whose final training loss is the mark to reach."""
+    weight_decay: float
+    """κ of the L2 term κ/2·‖θ‖²: part of the objective, and so of the training loss that is reported."""
     learning_rates: tuple[float, ...]
     """The grid, common to all methods."""
     num_tuning_seeds: int

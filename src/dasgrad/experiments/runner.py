@@ -143,7 +143,7 @@ def make_config(experiment: Experiment, settings: Settings, method: str, lr: flo
         refresh=settings.refresh if METHODS[method].adaptive else None,
         evaluation_interval=evaluation_interval(settings.num_steps),
         device=settings.device,
-        options=resolve_options(method),
+        options=resolve_options(method, experiment.weight_decay),
     )
 
 

@@ -29,9 +29,9 @@ class Style:
 # Okabe and Ito's colours, which colour-blind readers tell apart: blue where AMSGrad's moments are used, vermillion
 # where Adam's are; solid where examples are drawn by importance, dashed where they are reshuffled.
 STYLES = {
-    "dasgrad": Style("DASGrad (AMSGrad, adaptive draws)", "#0072B2", "-"),
+    "dasgrad": Style("AMSGrad, adaptive (DASGrad)", "#0072B2", "-"),
     "amsgrad": Style("AMSGrad, reshuffled", "#56B4E9", (0, (5.0, 1.5))),
-    "dasgrad-adam": Style("DASGrad (Adam, adaptive draws)", "#A23B00", "-"),
+    "dasgrad-adam": Style("Adam, adaptive", "#A23B00", "-"),
     "adam": Style("Adam, reshuffled", "#E69F00", (0, (1.2, 1.2))),
 }
 EARLY_SHARE = 0.05
@@ -67,7 +67,7 @@ def _draw_loss(axes: Axes, outcome: Outcome) -> None:
         _draw_band(axes, runs, mean_band(stack(runs, "train_loss")), style, label)
     axes.set_yscale("log")
     axes.set_title("Training loss")
-    axes.set_ylabel("mean cross-entropy")
+    axes.set_ylabel("objective: cross-entropy and L2 term")
     axes.legend(frameon=False)
 
 
@@ -97,7 +97,7 @@ def _draw_improvement(axes: Axes, outcome: Outcome) -> None:
         _draw_band(axes, runs, band, STYLES[method], f"over {STYLES[baseline].label}")
     axes.set_title("Paired improvement by adaptive draws")
     axes.set_ylabel("training loss below the baseline's")
-    axes.legend(frameon=False, loc="center right")
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 0.06))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.margins(y=0.12)
     for edge, height, word in (("top", 0.97, "better"), ("bottom", 0.03, "worse")):

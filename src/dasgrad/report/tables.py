@@ -96,8 +96,8 @@ def _verdicts(summary: Summary) -> list[str]:
     lines = []
     for improvement in summary.improvements:
         lines.append(_loss_verdict(improvement))
-        ours = summary.methods[improvement.method]
-        lines.append(_clock_verdict(ours, summary.methods[improvement.baseline]))
+        ours, baseline = summary.methods[improvement.method], summary.methods[improvement.baseline]
+        lines += [_test_verdict(ours, baseline), _clock_verdict(ours, baseline)]
     return lines
 
 
@@ -111,6 +111,12 @@ def _loss_verdict(improvement: Improvement) -> str:
         f"{improvement.method} against {improvement.baseline}: final training loss {word} by {abs(gained.mean):.4f} "
         f"({sign * relative.mean:.0%} [{low:.0%}, {high:.0%}]){sure}."
     )
+
+
+def _test_verdict(ours: MethodSummary, baseline: MethodSummary) -> str:
+    own, other = ours.finals["test_loss"], baseline.finals["test_loss"]
+    word = "lower" if own.high < other.low else "HIGHER" if own.low > other.high else "about the same"
+    return f"  Test loss {word}: {own.mean:.3f} against {other.mean:.3f}."
 
 
 def _clock_verdict(ours: MethodSummary, baseline: MethodSummary) -> str:
