@@ -483,7 +483,10 @@ def test_files_of_killed_writers_go_with_the_next_save_and_those_of_live_ones_st
     assert set(os.listdir(file.parent)) == {"run.pt", mine.name}
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="lives are forked")
+@pytest.mark.skipif(
+    not hasattr(os, "fork") or torch.cuda.is_available(),
+    reason="lives are forked, and autograd does not survive a fork beside CUDA",
+)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_run_killed_again_and_again_equals_the_uninterrupted_one(tmp_path, num_workers):
     """The small version of ``python -m benchmarks kill``; it raises at the first step that differs."""
