@@ -61,7 +61,7 @@ def set_gradients(optimizer, params, gradients, weights) -> None:
         optimizer.accumulate_update_grads(cut(weighted), float(weights.mean()))
 
 
-def compare(path, optimizer, params, *, after_step=lambda: None, tolerance=1e-10) -> None:
+def assert_follows(path, optimizer, params, *, after_step=lambda: None, tolerance=1e-10) -> None:
     gradients, weights = recorded()
     scheduler = dasgrad.InverseSqrtLR(optimizer)
     for t in range(NUM_STEPS):
@@ -108,7 +108,7 @@ def test_every_path_equals_the_reference(path, moments, weighting, projection):
         projection=helpers.PROJECTIONS[projection],
         **PATHS[path],
     )
-    compare(expected, optimizer, [param])
+    assert_follows(expected, optimizer, [param])
 
 
 @pytest.mark.parametrize("path", ["loop", "foreach"])
@@ -118,7 +118,7 @@ def test_zero_over_zero_is_zero_without_eps(path, moments, weighting):
     expected = reference_path(moments, weighting, kappa=0.0, eps=0.0)
     param = torch.nn.Parameter(torch.linspace(-1, 1, DIM, dtype=torch.float64))
     optimizer = dasgrad.DASGrad([param], lr=ALPHA, eps=0.0, moments=moments, weighting=weighting, **PATHS[path])
-    compare(expected, optimizer, [param])
+    assert_follows(expected, optimizer, [param])
 
 
 @pytest.mark.parametrize("path", ["loop", "foreach"])
@@ -128,7 +128,7 @@ def test_decaying_beta1_equals_the_reference(path, weighting):
     param = torch.nn.Parameter(torch.linspace(-1, 1, DIM, dtype=torch.float64))
     optimizer = dasgrad.DASGrad([param], lr=ALPHA, weight_decay=0.1, weighting=weighting, **PATHS[path])
     decay = dasgrad.Beta1Decay(optimizer)
-    compare(expected, optimizer, [param], after_step=decay.step)
+    assert_follows(expected, optimizer, [param], after_step=decay.step)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -138,7 +138,7 @@ def test_several_tensors_and_a_tensor_lr(path):
     params = [torch.nn.Parameter(whole[:2].clone()), torch.nn.Parameter(whole[2:].clone().reshape(3, 1))]
     lr = torch.tensor(ALPHA, dtype=torch.float64)
     optimizer = dasgrad.DASGrad(params, lr=lr, weight_decay=0.1, **PATHS[path])
-    compare(expected, optimizer, params)
+    assert_follows(expected, optimizer, params)
 
 
 class HalfSquares(dasgrad.moments.Moments):
@@ -158,7 +158,7 @@ def test_own_moments_object_equals_the_same_pair_in_the_reference(weighting):
     expected = reference_path("rmsprop", weighting, beta2=0.5)
     param = torch.nn.Parameter(torch.linspace(-1, 1, DIM, dtype=torch.float64))
     optimizer = dasgrad.DASGrad([param], lr=ALPHA, weight_decay=0.1, moments=HalfSquares(), weighting=weighting)
-    compare(expected, optimizer, [param])
+    assert_follows(expected, optimizer, [param])
 
 
 @pytest.mark.parametrize("moments", helpers.MOMENTS)

@@ -29,7 +29,7 @@ def trajectory(make_optimizer, make_scheduler=None, num_steps=100):
     return torch.stack(path)
 
 
-def agree(ours, theirs, tolerance=1e-6):
+def assert_agree(ours, theirs, tolerance=1e-6):
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
@@ -43,7 +43,7 @@ def test_adam_with_bias_correction(path, amsgrad, options):
         )
     )
     theirs = trajectory(lambda p: torch.optim.Adam(p, lr=0.02, betas=(0.9, 0.99), amsgrad=amsgrad, **options))
-    agree(ours, theirs)
+    assert_agree(ours, theirs)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -54,19 +54,19 @@ def test_adamw(path):
             p, moments="adam", bias_correction=True, decoupled_weight_decay=True, **options, **PATHS[path]
         )
     )
-    agree(ours, trajectory(lambda p: torch.optim.AdamW(p, **options)))
+    assert_agree(ours, trajectory(lambda p: torch.optim.AdamW(p, **options)))
 
 
 @pytest.mark.parametrize("path", ["loop", "foreach"])
 def test_sgd(path):
     ours = trajectory(lambda p: dasgrad.DASGrad(p, lr=0.1, moments="sgd", weight_decay=0.1, **PATHS[path]))
-    agree(ours, trajectory(lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1)))
+    assert_agree(ours, trajectory(lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1)))
 
 
 @pytest.mark.parametrize("path", ["loop", "foreach"])
 def test_rmsprop(path):
     ours = trajectory(lambda p: dasgrad.DASGrad(p, lr=0.01, moments="rmsprop", **PATHS[path]))
-    agree(ours, trajectory(lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.99, eps=1e-8)))
+    assert_agree(ours, trajectory(lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.99, eps=1e-8)))
 
 
 @pytest.mark.parametrize("path", ["loop", "foreach"])
@@ -75,7 +75,7 @@ def test_adagrad_with_inverse_sqrt_rate(path):
     ours = trajectory(
         lambda p: dasgrad.DASGrad(p, lr=0.1, moments="adagrad", eps=1e-10, **PATHS[path]), dasgrad.InverseSqrtLR
     )
-    agree(ours, trajectory(lambda p: torch.optim.Adagrad(p, lr=0.1, eps=1e-10)))
+    assert_agree(ours, trajectory(lambda p: torch.optim.Adagrad(p, lr=0.1, eps=1e-10)))
 
 
 @pytest.mark.parametrize("weighting", ["gradient", "update"])
