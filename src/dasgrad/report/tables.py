@@ -105,11 +105,11 @@ def _loss_verdict(improvement: Improvement) -> str:
     gained, relative = improvement.difference, improvement.relative
     sign = 1.0 if gained.mean >= 0 else -1.0
     word = "lower" if gained.mean >= 0 else "HIGHER"
-    sure = "" if gained.low > 0 or gained.high < 0 else "; the interval includes 0: no clear difference"
+    sure = "" if gained.low > 0 or gained.high < 0 else "\n  The interval includes 0: no clear difference."
     low, high = sorted((sign * relative.low, sign * relative.high))
     return (
         f"{improvement.method} against {improvement.baseline}: final training loss {word} by {abs(gained.mean):.4f} "
-        f"({sign * relative.mean:.0%} [{low:.0%}, {high:.0%}]){sure}."
+        f"({sign * relative.mean:.0%} [{low:.0%}, {high:.0%}]).{sure}"
     )
 
 

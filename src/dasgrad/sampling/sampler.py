@@ -86,7 +86,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         batch_size: int,
         *,
         target: Tensor | Sequence[float] | None = None,
-        floor: float = 0.3,
+        floor: float = 0.2,
         epsilon: float = 0.0,
         stratified: Stratified = "pass",
         seed: int = 0,
