@@ -4,8 +4,6 @@ Two questions: tensors in memory, against reshuffled direct indexing; a map-styl
 against ``WeightedRandomSampler`` with the default collate. No refresh falls into the measurement.
 """
 
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 import dasgrad
+from benchmarks import compare_calls
 
 NUM_EXAMPLES, NUM_INPUTS, BATCH_SIZE = 60_000, 784, 32
-ROUNDS, STEPS_A_ROUND = 60, 50
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):
@@ -70,20 +68,6 @@ def stepper(batches: Iterator[Any], weighted: bool) -> Callable[[], None]:
     return step
 
 
-def compare(metric: str, peer_name: str, ours: Callable[[], None], peer: Callable[[], None]) -> dict[str, Any]:
-    """Median seconds a step of both, and the median of the rounds' ratios."""
-    times: dict[str, list[float]] = {"ours": [], "peer": []}
-    for _ in range(ROUNDS):
-        for key, step in (("ours", ours), ("peer", peer)):
-            started = time.perf_counter()
-            for _ in range(STEPS_A_ROUND):
-                step()
-            times[key].append((time.perf_counter() - started) / STEPS_A_ROUND)
-    ratios = [a / b for a, b in zip(times["ours"], times["peer"], strict=True)]
-    medians = {key: statistics.median(values) for key, values in times.items()}
-    return {"metric": metric, **medians, "peer_name": peer_name, "ratio": statistics.median(ratios)}
-
-
 def run() -> list[dict[str, Any]]:
     """One row a question."""
     torch.set_num_threads(1)
@@ -94,13 +78,13 @@ def run() -> list[dict[str, Any]]:
     rows = Rows(inputs, targets)
     weighted = WeightedRandomSampler(scores.tolist(), NUM_EXAMPLES)
     return [
-        compare(
+        compare_calls(
             "seconds a step, tensors in memory",
             "reshuffled direct indexing",
             stepper(endless(refreshed((inputs, targets), scores)), weighted=True),
             stepper(reshuffled(inputs, targets), weighted=False),
         ),
-        compare(
+        compare_calls(
             "seconds a step, DataLoader",
             "DataLoader with WeightedRandomSampler",
             stepper(endless(refreshed(rows, scores)), weighted=True),

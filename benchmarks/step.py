@@ -1,15 +1,12 @@
 """What does an optimizer step cost? DASGrad against torch's fused Adam(amsgrad=True), interleaved in one process."""
 
-import statistics
-import time
 from typing import Any
 
 import torch
 from torch import nn
 
 import dasgrad
-
-ROUNDS, STEPS_A_ROUND = 60, 25
+from benchmarks import compare_calls
 
 
 def models() -> dict[str, nn.Module]:
@@ -42,21 +39,6 @@ def run() -> list[dict[str, Any]]:
             p.grad = torch.randn_like(p)
         ours = dasgrad.DASGrad(params, lr=1e-3)
         peer = torch.optim.Adam(others, lr=1e-3, amsgrad=True, fused=True)
-        times: dict[str, list[float]] = {"ours": [], "peer": []}
-        for _ in range(ROUNDS):
-            for key, optimizer in (("ours", ours), ("peer", peer)):
-                started = time.perf_counter()
-                for _ in range(STEPS_A_ROUND):
-                    optimizer.step()
-                times[key].append((time.perf_counter() - started) / STEPS_A_ROUND)
-        ratios = [a / b for a, b in zip(times["ours"], times["peer"], strict=True)]
-        rows.append(
-            {
-                "metric": f"seconds a step, {name}",
-                "ours": statistics.median(times["ours"]),
-                "peer": statistics.median(times["peer"]),
-                "peer_name": "torch.optim.Adam(amsgrad=True, fused=True)",
-                "ratio": statistics.median(ratios),
-            }
-        )
+        name_of_peer = "torch.optim.Adam(amsgrad=True, fused=True)"
+        rows.append(compare_calls(f"seconds a step, {name}", name_of_peer, ours.step, peer.step))
     return rows
