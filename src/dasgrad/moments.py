@@ -93,6 +93,10 @@ class BuiltinMoments(Moments):
     fused: bool = False
     """Whether torch's fused Adam kernel computes exactly this pair."""
 
+    def newest_share(self, hyper: Hyper) -> float:
+        """c in φ = a + c·g, which is affine in the newest gradient."""
+        return 1.0
+
     def foreach_advance_(self, states: Mapping[str, Tensors], grads: Tensors, hyper: Hyper) -> None:
         """Move the states by one gradient each."""
 
@@ -180,6 +184,9 @@ class Adam(BuiltinMoments):
 
     def corrections(self, hyper: Hyper) -> tuple[float | Tensor, float | Tensor]:
         return 1 - hyper.beta1**hyper.step, 1 - hyper.beta2**hyper.step
+
+    def newest_share(self, hyper: Hyper) -> float:
+        return 1 - hyper.beta1
 
     def foreach_advance_(self, states: Mapping[str, Tensors], grads: Tensors, hyper: Hyper) -> None:
         torch._foreach_lerp_(states["exp_avg"], grads, 1 - hyper.beta1)

@@ -67,3 +67,15 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, ta
         cross_entropy(model(inputs), targets).mean().backward()
         optimizer.step()
     optimizer.zero_grad()
+
+
+PATHS = ("rules", "vmap", "loop")
+
+
+def force(scorer: Any, path: str) -> None:
+    """Make a scorer of gradients take one path for all of its parameters: rules are taken anyway where they can be."""
+    if path != "rules" and scorer.score in ("dasgrad", "gradient"):
+        engine = scorer._engine
+        engine.irregular.update(dict.fromkeys(scorer._scored_parameters(), "forced by a test"))
+        engine._announced.update(engine.irregular)
+    scorer._engine.gradients.looping = path == "loop"

@@ -108,16 +108,16 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("looping", [False, True])
+@pytest.mark.parametrize("path", problems.PATHS)
 @pytest.mark.parametrize("score", ["dasgrad", "gradient", "last_layer", "loss"])
 @pytest.mark.parametrize("case", LOSSES)
-def test_a_loss_that_is_not_one_value_per_example(case, score, looping):
+def test_a_loss_that_is_not_one_value_per_example(case, score, path):
     loss_fn, message = LOSSES[case]
     scorer = make(loss_fn=loss_fn, score=score)
-    scorer._gradients.looping = looping
+    problems.force(scorer, path)
     with pytest.raises(ValueError, match=message + '.*reduction="none"'):
         scorer(INPUTS, TARGETS)
-    assert scorer._gradients.looping == looping
+    assert scorer._engine.gradients.looping == (path == "loop")
 
 
 class Stream(IterableDataset):

@@ -115,7 +115,7 @@ BY_LOOP = {"branching": (Branching, rows(3)), "counting": (Counting, rows(3))}
 RECURRENT = {"lstm": Recurrent, "gru": lambda: Recurrent(nn.GRU)}
 
 
-@pytest.mark.parametrize("path", ["vmap", "loop"])
+@pytest.mark.parametrize("path", problems.PATHS)
 @pytest.mark.parametrize("name", MODELS)
 def test_both_paths_give_autograds_gradients_silently(name, path):
     build, inputs = MODELS[name]
@@ -124,12 +124,12 @@ def test_both_paths_give_autograds_gradients_silently(name, path):
     expected = problems.pair_gradients(model, inputs, LABELS)
     assert (problems.norms(expected) > 0).all()
     scorer = dasgrad.ExampleScorer(model, problems.cross_entropy, score="gradient")
-    scorer._gradients.looping = path == "loop"
+    problems.force(scorer, path)
     torch.testing.assert_close(scorer(inputs, LABELS), problems.norms(expected), rtol=1e-10, atol=1e-14)
-    assert scorer._gradients.looping == (path == "loop")
+    assert scorer._engine.gradients.looping == (path == "loop")
     optimizer = dasgrad.DASGrad(model.parameters())
     scorer = dasgrad.ExampleScorer(model, problems.cross_entropy, optimizer)
-    scorer._gradients.looping = path == "loop"
+    problems.force(scorer, path)
     before = sum((g.square() / (0.1 * g.abs() + 1e-8)).reshape(5, -1).sum(1) for g in expected.values()).sqrt()
     torch.testing.assert_close(scorer(inputs, LABELS), before, rtol=1e-9, atol=1e-14)
 
@@ -176,7 +176,7 @@ def test_no_loop_is_announced_when_the_model_itself_fails():
     scorer = dasgrad.ExampleScorer(Broken(3, 2), problems.cross_entropy, score="gradient")
     with pytest.raises(RuntimeError, match="the model's own fault"):
         scorer(rows(3), LABELS)
-    assert not scorer._gradients.looping
+    assert not scorer._engine.gradients.looping
 
 
 def test_a_loss_that_does_not_depend_on_a_parameter_gives_it_a_zero_gradient():
@@ -185,25 +185,25 @@ def test_a_loss_that_does_not_depend_on_a_parameter_gives_it_a_zero_gradient():
     def losses(m, data):
         return problems.cross_entropy(m["used"](data[0]), data[1])
 
-    for looping in (False, True):
+    for path in problems.PATHS:
         scorer = dasgrad.ExampleScorer(model, losses=losses, optimizer=dasgrad.DASGrad(model.parameters()))
-        scorer._gradients.looping = looping
+        problems.force(scorer, path)
         used = dasgrad.ExampleScorer(model, losses=losses, optimizer=dasgrad.DASGrad(model["used"].parameters()))
         torch.testing.assert_close(scorer((rows(3), LABELS)), used((rows(3), LABELS)), rtol=1e-12, atol=0)
         constant = dasgrad.ExampleScorer(model, losses=lambda m, data: data[0].sum(1), score="gradient")
-        constant._gradients.looping = looping
+        problems.force(constant, path)
         assert constant((rows(3), LABELS)).tolist() == [0.0] * 5
 
 
-@pytest.mark.parametrize("looping", [False, True])
-def test_dropout_is_off_while_scoring(looping):
+@pytest.mark.parametrize("path", problems.PATHS)
+def test_dropout_is_off_while_scoring(path):
     def build():
         return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2))
 
     model = problems.seeded(build).train()
     expected = problems.norms(problems.pair_gradients(model, rows(3), LABELS))
     scorer = dasgrad.ExampleScorer(model, problems.cross_entropy, score="gradient")
-    scorer._gradients.looping = looping
+    problems.force(scorer, path)
     torch.testing.assert_close(scorer(rows(3), LABELS), expected, rtol=1e-10, atol=0)
     assert model[1].training
 

@@ -88,9 +88,9 @@ def compare(before, after) -> None:
         assert after[key] == value, key
 
 
-def make(model, optimizer, score, looping, loss_fn=noisy_loss):
+def make(model, optimizer, score, path, loss_fn=noisy_loss):
     scorer = dasgrad.ExampleScorer(model, loss_fn, optimizer, score=score)
-    scorer._gradients.looping = looping
+    problems.force(scorer, path)
     return scorer
 
 
@@ -99,11 +99,11 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-@pytest.mark.parametrize("looping", [False, True])
+@pytest.mark.parametrize("path", problems.PATHS)
 @pytest.mark.parametrize("score", SCORES)
-def test_nothing_is_changed(score, looping):
+def test_nothing_is_changed(score, path):
     model, optimizer = prepared()
-    scorer = make(model, optimizer, score, looping)
+    scorer = make(model, optimizer, score, path)
     before = snapshot(model, optimizer)
     scores = scorer(INPUTS, TARGETS)
     compare(before, snapshot(model, optimizer))
@@ -125,10 +125,10 @@ class OwnError(Exception):
     """Raised by the user's code."""
 
 
-@pytest.mark.parametrize("looping", [False, True])
+@pytest.mark.parametrize("path", problems.PATHS)
 @pytest.mark.parametrize("kind", [OwnError, RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("score", [*SCORES, "function"])
-def test_nothing_is_changed_by_a_failure_in_the_middle(score, kind, looping):
+def test_nothing_is_changed_by_a_failure_in_the_middle(score, kind, path):
     model, optimizer = prepared()
 
     def failing(outputs, targets):
@@ -139,7 +139,7 @@ def test_nothing_is_changed_by_a_failure_in_the_middle(score, kind, looping):
 
     if score == "function":
         score = lambda m, data: failing(*data)  # noqa: E731 - one line says it
-    scorer = make(model, optimizer, score, looping, failing)
+    scorer = make(model, optimizer, score, path, failing)
     before = snapshot(model, optimizer)
     for attempt in (
         lambda: scorer(INPUTS, TARGETS),
@@ -179,13 +179,13 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("looping", [False, True])
+@pytest.mark.parametrize("path", problems.PATHS)
 @pytest.mark.parametrize("score", SCORES)
-def test_the_callers_mode_does_not_matter(score, looping, mode):
+def test_the_callers_mode_does_not_matter(score, path, mode):
     model = problems.network(dtype=torch.float32)
     optimizer = dasgrad.DASGrad(model.parameters())
     inputs = INPUTS.float()
-    scorer = make(model, optimizer, score, looping)
+    scorer = make(model, optimizer, score, path)
     expected = scorer(inputs, TARGETS)
     with MODES[mode]():
         held = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"))

@@ -1,7 +1,8 @@
 """`ExampleScorer`: how much each example would move the parameters, in the optimizer's own metric."""
 
+import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -12,10 +13,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from dasgrad import nested
 from dasgrad.progress import Progress, show_progress
 from dasgrad.scoring import cheap
-from dasgrad.scoring.fallback import PerExampleGradients, flatten_examples, rows_within_budget
+from dasgrad.scoring.engine import Engine
 from dasgrad.scoring.isolation import device_of, training_batch_norms, untouched, unwrap
 from dasgrad.scoring.losses import Losses, LossFunction, losses_of_pairs
-from dasgrad.scoring.preconditioned import Preconditioner, read_optimizer, squared_norms
+from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
+from dasgrad.scoring.preconditioned import Preconditioner, read_optimizer
+from dasgrad.scoring.workspace import Workspace
 
 ScoreName = Literal["dasgrad", "gradient", "last_layer", "loss"]
 _SCORES = ("dasgrad", "gradient", "last_layer", "loss")
@@ -108,7 +111,8 @@ class ExampleScorer:
         self._momentum = momentum
         self._losses = losses if losses is not None else losses_of_pairs(loss_fn) if loss_fn is not None else None
         self._dtype = _as_dtype(dtype)
-        self._gradients = PerExampleGradients()
+        self._engine = Engine()
+        self._workspace = Workspace()
         self._warned_batch_norm = False
         if score in ("dasgrad", "gradient"):
             self._scored_parameters()
@@ -127,7 +131,7 @@ class ExampleScorer:
         """Scores ``[B]`` of a batch: ``scorer(data)``, or ``scorer(inputs, targets)``."""
         data = data if targets is None else (data, targets)
         with untouched(self._announced_model()):
-            return self._score(data)
+            return self._chunk_scores()(data)
 
     def score_dataset(
         self,
@@ -150,10 +154,11 @@ class ExampleScorer:
             raise ValueError(f"`score_dataset(chunk_size=...)` must be a positive integer, got {chunk_size!r}.")
         scores = []
         with untouched(self._announced_model()):
+            score = self._chunk_scores()
             chunks, num_examples = _chunks(dataset, chunk_size, collate_fn, num_workers)
             with show_progress(progress, num_examples, "scoring") as advance:
                 for data in chunks:
-                    scores.append(self._score(nested.move(data, device_of(self.model))))
+                    scores.append(score(nested.move(data, device_of(self.model))))
                     advance(len(scores[-1]))
             return torch.cat(scores)
 
@@ -170,44 +175,44 @@ class ExampleScorer:
             )
         return self.model
 
-    def _score(self, data: Any) -> Tensor:
-        num_examples = nested.count_examples(data)
+    def _chunk_scores(self) -> Callable[[Any], Tensor]:
+        """A function of a chunk of data, for the model and optimizer as they are now."""
         if callable(self.score):
-            scores = self.score(self.model, data)
-            if not isinstance(scores, Tensor) or scores.shape != (num_examples,):
-                got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-                raise ValueError(
-                    f"`ExampleScorer(score=...)` must return one score per example, shape ({num_examples},), got {got}."
-                )
-            return scores.detach()
+            return self._own_scores
         assert self._losses is not None
         function = LossFunction(self.model, self._losses, self._dtype)
-        data = nested.map_leaves(function.cast, data)
-        if self.score == "loss":
-            return cheap.loss_scores(function, data)
-        if self.score == "last_layer":
-            return cheap.last_layer_scores(function, data)
+        if self.score in ("loss", "last_layer"):
+            cheap_scores = cheap.loss_scores if self.score == "loss" else cheap.last_layer_scores
+            return lambda data: cheap_scores(function, nested.map_leaves(function.cast, data))
         params = self._scored_parameters()
-        rows = rows_within_budget(sum(param.numel() for param in params.values()))
-        starts = range(0, num_examples, rows) if num_examples else (0,)
-        return torch.cat(
-            [self._gradient_scores(function, params, nested.take(data, slice(k, k + rows))) for k in starts]
-        )
+        measures = self._measures(params)
 
-    def _gradient_scores(self, function: LossFunction, params: dict[str, Tensor], data: Any) -> Tensor:
-        gradients = self._gradients(function, list(params), data)
+        def scores(data: Any) -> Tensor:
+            data = nested.map_leaves(function.cast, data)
+            squares = self._engine.squares(function, params, measures, data)
+            return squares.sqrt().to(precise)
+
+        dtypes = [param.dtype for param in params.values()] if self._dtype is None else [self._dtype]
+        precise = functools.reduce(torch.promote_types, dtypes, torch.float32)
+        return scores
+
+    def _measures(self, params: Mapping[str, Tensor]) -> dict[str, Measure]:
         if self.score == "gradient" or self.optimizer is None:
-            parts = [flatten_examples(gradient) for gradient in gradients.values()]
-            precise = torch.promote_types(parts[0].dtype, torch.float32)
-            squares = [part.to(precise).square().sum(1) for part in parts]
-            return torch.stack(squares).sum(0).sqrt()
+            return {name: gradient_measure(param, self._workspace) for name, param in params.items()}
         views = read_optimizer(self.optimizer)
-        shares = []
-        for name, gradient in gradients.items():
-            view = views[id(params[name])]
-            squares_B = squared_norms(gradient, view, self.preconditioner, self.momentum)
-            shares.append(view.lr_share * squares_B)
-        return torch.stack(shares).sum(0).sqrt()
+        options = (self.preconditioner, self.momentum, self._workspace)
+        return {name: step_measure(views[id(param)], *options) for name, param in params.items()}
+
+    def _own_scores(self, data: Any) -> Tensor:
+        assert callable(self.score)
+        expected = (nested.count_examples(data),)
+        scores = self.score(self.model, data)
+        if not isinstance(scores, Tensor) or scores.shape != expected:
+            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ValueError(
+                f"`ExampleScorer(score=...)` must return one score per example, shape {expected}, got {got}."
+            )
+        return scores.detach()
 
     def _scored_parameters(self) -> dict[str, Tensor]:
         """Parameters that count, by the names `LossFunction` knows them by."""

@@ -1,0 +1,118 @@
+"""Squared scores of a chunk: one forward pass, one backward pass to activations, each layer measured as it comes.
+
+No gradient of a parameter is computed. Each layer's inputs and the gradient at its output are turned into
+the layer's share by its rule as soon as the backward pass gets there, and freed. Parameters that no rule
+serves are left to the exact fallback, just those.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dasgrad import nested
+from dasgrad.scoring import probe
+from dasgrad.scoring.fallback import PerExampleGradients, rows_within_budget
+from dasgrad.scoring.losses import LossFunction
+from dasgrad.scoring.measures import Measure
+from dasgrad.scoring.tape import LayerCall, Tape
+
+
+class Engine:
+    """Lives as long as its scorer, and remembers what it learnt of the model.
+
+    Attributes:
+        irregular: parameters no rule may serve, with the reason; it only ever grows.
+        gradients: the fallback.
+    """
+
+    def __init__(self) -> None:
+        self.irregular: dict[str, str] = {}
+        self.gradients = PerExampleGradients()
+        self._probed: set[object] = set()
+        self._announced: set[str] = set()
+
+    def squares(
+        self, function: LossFunction, params: Mapping[str, Tensor], measures: Mapping[str, Measure], data: Any
+    ) -> Tensor:
+        """``[B]`` float64: Σ over ``params`` of what their measures say of each example's gradient.
+
+        Raises:
+            ValueError: when the loss is not one value an example, or examples interact.
+        """
+        num_examples = nested.count_examples(data)
+        if num_examples > 1 and (kind := probe.kind_of(data)) not in self._probed:
+            self.irregular.update(probe.find_irregular(function, params, data))
+            self._probed.add(kind)
+        total = torch.zeros(num_examples, dtype=torch.float64, device=_device_of(measures))
+        for measure in measures.values():
+            total += measure.base()
+        if any(name not in self.irregular for name in params):
+            self._add_by_rules(function, params, measures, data, total)
+        slower = [name for name in params if name in self.irregular]
+        if slower:
+            self._announce(slower)
+            self._add_by_fallback(function, slower, measures, data, total)
+        return total.clamp_(min=0.0)
+
+    def _add_by_rules(
+        self,
+        function: LossFunction,
+        params: Mapping[str, Tensor],
+        measures: Mapping[str, Measure],
+        data: Any,
+        total: Tensor,
+    ) -> None:
+        tensors = function.tensors()
+        shares: dict[str, Tensor] = {}
+
+        def consume(call: LayerCall, gradient: Tensor) -> None:
+            for name, form in call.forms(gradient).items():
+                if name not in tape.irregular:
+                    share = measures[name](form, len(total))
+                    shares[name] = shares[name] + share if name in shares else share
+            call.release()
+
+        tape = Tape(function.model, params, tensors, consume)
+        tape.irregular.update(self.irregular)
+        losses = tape.follow(lambda: function.call(tensors, data), len(total))
+        if tape.reads_values and not probe.agrees_alone(function, data, losses):
+            tape.irregular.update(dict.fromkeys(params, "the forward pass decides by the values of a whole batch"))
+        elif losses.requires_grad and len(total):
+            torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True)
+        self.irregular.update(tape.irregular)
+        for name, share in shares.items():
+            if name not in self.irregular:
+                total += share
+
+    def _add_by_fallback(
+        self, function: LossFunction, names: list[str], measures: Mapping[str, Measure], data: Any, total: Tensor
+    ) -> None:
+        rows = rows_within_budget(sum(measures[name].shape.numel() for name in names))
+        for start in range(0, len(total), rows):
+            block = slice(start, start + rows)
+            gradients = self.gradients(function, names, nested.take(data, block))
+            for name in names:
+                total[block] += measures[name].of_entries(gradients.pop(name).flatten(1))
+
+    def _announce(self, names: list[str]) -> None:
+        new = [name for name in names if name not in self._announced]
+        self._announced.update(new)
+        if new:
+            shown = "; ".join(f"{_plain(name)}: {self.irregular[name]}" for name in new[:5])
+            more = f"; and {len(new) - 5} more" if len(new) > 5 else ""
+            warnings.warn(
+                f"`ExampleScorer` takes the exact but slower path for {len(new)} of its parameters ({shown}{more}); "
+                "`scorer.explain(data)` lists them.",
+                stacklevel=5,
+            )
+
+
+def _device_of(measures: Mapping[str, Measure]) -> torch.device:
+    return next(iter(measures.values())).device
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("model.")

@@ -1,0 +1,67 @@
+"""What a rule says of a parameter's per-example gradients, without computing them all.
+
+A rule answers with one form a parameter: the gradient of example i is given densely, as a sum of outer
+products, or by the few rows it touches. How to measure a form in the optimizer's metric is
+`dasgrad.scoring.measures`' business; a rule knows its layer and nothing else. Forms are lazy: their functions
+are asked for a slice of examples at a time, so that temporaries stay small whatever the chunk is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Part = Callable[[slice], Tensor]
+"""From a slice of the chunk's examples to a tensor whose first dimension runs over them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """gᵢ as it is."""
+
+    gradients: Part
+    """``rows -> [b, *param.shape]``, or any shape with as many elements in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """gᵢ = Σ_t bᵢₜ xᵢₜᵀ: a matrix for each example, the sum of T outer products.
+
+    Without a dimension for t the sum has one term, and a frozen metric needs no per-example gradient at all.
+    With ``num_groups`` G the parameter is G such matrices one after the other.
+    """
+
+    left: Part
+    """``rows -> [b, T, G·o]`` or ``[b, o]``: gradients at the layer's output."""
+    right: Part
+    """``rows -> [b, T, G·k]`` or ``[b, k]``: the layer's input."""
+    num_groups: int = 1
+    transposed: bool = False
+    """Whether parts have t last, ``[b, G·o, T]`` and ``[b, G·k, T]``, as convolutions do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """gᵢ is zero but for a few rows of the parameter: entry e adds ``values(e)`` to row ``indices[e]``."""
+
+    owners: Tensor
+    """``[N]`` int64: the example each entry belongs to."""
+    indices: Tensor
+    """``[N]`` int64: the row it adds to."""
+    values: Callable[[slice], Tensor]
+    """``entries -> [m, width]``: what a slice of the N entries adds."""
+    distinct: bool = False
+    """Whether no example has two entries of one row; else such entries are added first."""
+    columns: bool = False
+    """Whether indices run over the second dimension of a matrix, and values are columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The gradient of a slice of the parameter's first dimension; several slices must not overlap."""
+
+    rows: slice
+    form: Dense | Outer | Rows
+
+
+Form = Dense | Outer | Rows | Slice

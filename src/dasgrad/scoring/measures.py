@@ -1,0 +1,293 @@
+"""How long a per-example gradient is in the optimizer's metric, from its form.
+
+For one parameter and example i a score's square gets the share Σₖ fₖ(gᵢₖ), a sum over the parameter's
+entries. With a frozen metric fₖ(g) = (aₖ + c·g)²/Hₖ is a quadratic, and
+
+    Σₖ fₖ(gₖ) = ‖H^(−1/2)a‖² + 2c⟨H^(−1)a, g⟩ + c²⟨H^(−1), g²⟩;
+
+for g = b xᵀ each term is a matrix product over all examples at once, (b²)ᵀH^(−1)(x²) for the last. With
+the example's own gradient in the metric fₖ is no polynomial: gradients are formed a few examples at a time,
+in buffers that fit the cache, and measured entry by entry.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dasgrad.moments import BuiltinMoments
+from dasgrad.scoring.forms import Dense, Form, Outer, Rows, Slice
+from dasgrad.scoring.preconditioned import Preconditioner, Preconditioning, squared_norms
+from dasgrad.scoring.workspace import Workspace
+
+_BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**26}
+"""Entries of temporaries that are handled at once, so that a CPU's cache holds them: 1 MiB in float32."""
+_SMALLEST_EPS = 1e-30
+"""Below it 1/H may overflow, and 0/0 must be looked at entry by entry."""
+
+
+class Measure:
+    """What one parameter adds to an example's squared score: `base`, and by its gradient what a call returns."""
+
+    def __init__(self, shape: torch.Size, device: torch.device, workspace: Workspace) -> None:
+        self.shape = shape
+        self.device = device
+        self.workspace = workspace
+
+    def base(self) -> Tensor:
+        """Σₖ fₖ(0), 0-dim float64: the share of an example whose gradient is zero here."""
+        raise NotImplementedError
+
+    def of_entries(self, gradients_B: Tensor) -> Tensor:
+        """``[b, shape.numel()] -> [b]``: Σₖ fₖ(gₖ) − fₖ(0); uses up its argument."""
+        raise NotImplementedError
+
+    def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor | None:
+        """The same for g = left rightᵀ, ``[b, o], [b, k] -> [b]``, without forming it; None where it must be."""
+        return None
+
+    def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
+        """The same over row ``indices[e]`` alone, where g is ``values[e]``: ``[m], [m, width] -> [m]``."""
+        raise NotImplementedError
+
+    def select(self, rows: slice) -> "Measure":
+        """The measure of a slice of the parameter's first dimension."""
+        raise NotImplementedError
+
+    # --- from forms -----------------------------------------------------------------------------------
+
+    def __call__(self, form: Form, num_examples: int) -> Tensor:
+        """Σₖ fₖ(gᵢₖ) − fₖ(0) for all examples of a chunk, ``[B]`` float64."""
+        if isinstance(form, Slice):
+            return self.select(form.rows)(form.form, num_examples)
+        if isinstance(form, Rows):
+            return self._add_rows(form, num_examples)
+        if num_examples == 0:
+            return torch.zeros(0, dtype=torch.float64, device=self.device)
+        if isinstance(form, Dense):
+            dense = form
+            shares = [
+                self.of_entries(_owned(dense.gradients(rows)).flatten(1))
+                for rows in self._blocks(num_examples, self.shape.numel())
+            ]
+        else:
+            shares = self._of_outer(form, num_examples)
+        return torch.cat(shares).double()
+
+    def _of_outer(self, form: Outer, num_examples: int) -> list[Tensor]:
+        width = self.shape.numel() // max(1, self.shape[0])
+        first = form.left(slice(0, 1))
+        if first.dim() == 2:
+            shares = []
+            for rows in self._blocks(num_examples, width + self.shape[0]):
+                left, right = form.left(rows), form.right(rows)
+                share = self.of_outer_products(left, right)
+                shares.append(self._of_sums(left.unsqueeze(1), right.unsqueeze(1), form) if share is None else share)
+            return shares
+        positions = first.shape[2 if form.transposed else 1]
+        elements = self.shape.numel() + positions * (self.shape[0] + width * form.num_groups)
+        return [
+            self._of_sums(form.left(rows), form.right(rows), form) for rows in self._blocks(num_examples, elements)
+        ]
+
+    def _of_sums(self, left: Tensor, right: Tensor, form: Outer) -> Tensor:
+        """The per-example gradients Σ_t left rightᵀ, formed in a buffer, measured."""
+        if not form.transposed:
+            left, right = left.transpose(1, 2), right.transpose(1, 2)
+        num_examples, num_groups = len(left), form.num_groups
+        left = left.unflatten(1, (num_groups, -1)).flatten(0, 1)
+        right = right.unflatten(1, (num_groups, -1)).flatten(0, 1).transpose(1, 2)
+        shape = (len(left), left.shape[1], right.shape[2])
+        gradients = torch.bmm(left, right, out=self.workspace.take("gradients", shape, left))
+        return self.of_entries(gradients.view(num_examples, -1))
+
+    def _add_rows(self, form: Rows, num_examples: int) -> Tensor:
+        total = torch.zeros(num_examples, dtype=torch.float64, device=self.device)
+        if form.owners.numel() == 0:
+            return total
+        width = self.shape[0] if form.columns else self.shape.numel() // max(1, self.shape[0])
+        if form.distinct:
+            for entries in self._blocks(len(form.owners), width):
+                share = self.of_rows(form.indices[entries], form.values(entries), form.columns)
+                total.index_add_(0, form.owners[entries], share.double())
+            return total
+        num_rows = self.shape[1] if form.columns else self.shape[0]
+        keys, places = torch.unique(form.owners * num_rows + form.indices, return_inverse=True)
+        owners, indices = keys // num_rows, keys % num_rows
+        values = form.values(slice(None))
+        sums = values.new_zeros(len(keys), values.shape[1]).index_add_(0, places, values)
+        for entries in self._blocks(len(keys), width):
+            share = self.of_rows(indices[entries], sums[entries], form.columns)
+            total.index_add_(0, owners[entries], share.double())
+        return total
+
+    def _blocks(self, number: int, elements: int) -> Iterator[slice]:
+        """Slices of at most as many examples as the temporaries of ``elements`` entries each allow."""
+        size = max(1, _BLOCK_ELEMENTS.get(self.device.type, 2**22) // max(1, elements))
+        return (slice(k, k + size) for k in range(0, number, size))
+
+
+def _owned(gradients: Tensor) -> Tensor:
+    """A tensor that may be overwritten: forms may hand out views of what they still need."""
+    return gradients.clone()
+
+
+class QuadraticMeasure(Measure):
+    """fₖ(g) = quadraticₖ g² + crossₖ g + constantₖ: a frozen metric, or none.
+
+    Args:
+        shape: of the parameter.
+        device: of the parameter.
+        workspace: buffers.
+        quadratic: share·c²/H in the parameter's shape; None is 1 everywhere.
+        cross: share·2c·a/H; None without momentum.
+        constant: share·a²/H; None without momentum.
+    """
+
+    def __init__(
+        self,
+        shape: torch.Size,
+        device: torch.device,
+        workspace: Workspace,
+        quadratic: Tensor | None = None,
+        cross: Tensor | None = None,
+        constant: Tensor | None = None,
+    ) -> None:
+        super().__init__(shape, device, workspace)
+        self._quadratic = quadratic
+        self._cross = cross
+        self._constant = constant
+        none = torch.zeros((), dtype=torch.float64, device=device)
+        self._base = none if constant is None else constant.sum(dtype=torch.float64)
+
+    def base(self) -> Tensor:
+        return self._base
+
+    def of_entries(self, gradients_B: Tensor) -> Tensor:
+        gradients = _precise(gradients_B)
+        linear = None if self._cross is None else gradients @ self._cross.flatten().to(gradients.dtype)
+        squares = gradients.square_()
+        if self._quadratic is None:
+            total = squares.sum(1)
+        else:
+            total = squares @ self._quadratic.flatten().to(gradients.dtype)
+        return total if linear is None else total + linear
+
+    def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor:
+        if self._quadratic is None:
+            total = _precise(left_B).square().sum(1) * _precise(right_B).square().sum(1)
+        else:
+            total = self._weighted_squares(left_B, right_B, self._quadratic.flatten(1))
+        if self._cross is not None:
+            total = total + _precise(right_B @ self._cross.flatten(1).to(right_B.dtype).t()).mul_(left_B).sum(1)
+        return total
+
+    def _weighted_squares(self, left_B: Tensor, right_B: Tensor, quadratic: Tensor) -> Tensor:
+        """(left²)ᵀ Q (right²), the larger factor squared into a buffer and multiplied first."""
+        quadratic = quadratic.to(left_B.dtype)
+        small, large, matrix = left_B, right_B, quadratic.t()
+        if left_B.shape[1] > right_B.shape[1]:
+            small, large, matrix = right_B, left_B, quadratic
+        squares = torch.mul(large, large, out=self.workspace.take("squares", tuple(large.shape), large))
+        product = torch.mm(squares, matrix, out=self.workspace.take("products", tuple(small.shape), small))
+        return _precise(product).mul_(_precise(small).square()).sum(1)
+
+    def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
+        values = _precise(values)
+        squares = values.square()
+        if self._quadratic is not None:
+            squares = squares.mul_(_rows_of(self._quadratic, indices, columns))
+        total = squares.sum(1)
+        if self._cross is not None:
+            total = total + (values * _rows_of(self._cross, indices, columns)).sum(1)
+        return total
+
+    def select(self, rows: slice) -> Measure:
+        quadratic, cross, constant = (
+            None if part is None else part[rows] for part in (self._quadratic, self._cross, self._constant)
+        )
+        shape = _sliced(self.shape, rows)
+        return QuadraticMeasure(shape, self.device, self.workspace, quadratic, cross, constant)
+
+
+class ElementwiseMeasure(Measure):
+    """Any fₖ: the metric with the example's own gradient in it, a user's own moments, or H = 0 somewhere."""
+
+    def __init__(
+        self, view: Preconditioning, preconditioner: Preconditioner, momentum: bool, workspace: Workspace
+    ) -> None:
+        super().__init__(view.param.shape, view.param.device, workspace)
+        self._view = view
+        self._preconditioner: Preconditioner = preconditioner
+        self._momentum = momentum
+
+        dtype = torch.promote_types(self._view.param.dtype, torch.float32)
+        nothing = torch.zeros((1, *self.shape), dtype=dtype, device=self.device)
+        self._base = self._measure(nothing, view)[0].double()
+
+    def base(self) -> Tensor:
+        return self._base
+
+    def of_entries(self, gradients_B: Tensor) -> Tensor:
+        total = self._measure(gradients_B.view(len(gradients_B), *self.shape), self._view)
+        return total - self._base if self._momentum else total  # without momentum fₖ(0) = 0
+
+    def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
+        view = replace(
+            self._view,
+            param=_rows_of(self._view.param.detach(), indices, columns),
+            state={key: _rows_of(self._view.state[key], indices, columns) for key in self._view.moments.keys},
+        )
+        total = self._measure(values, view)
+        return total - self._measure(torch.zeros_like(values), view) if self._momentum else total
+
+    def _measure(self, gradients_B: Tensor, view: Preconditioning) -> Tensor:
+        return squared_norms(gradients_B, view, self._preconditioner, self._momentum) * view.lr_share
+
+    def select(self, rows: slice) -> Measure:
+        state = {key: self._view.state[key][rows] for key in self._view.moments.keys}
+        view = replace(self._view, param=self._view.param.detach()[rows], state=state)
+        return ElementwiseMeasure(view, self._preconditioner, self._momentum, self.workspace)
+
+
+def gradient_measure(param: Tensor, workspace: Workspace) -> Measure:
+    """‖gᵢ‖²."""
+    return QuadraticMeasure(param.shape, param.device, workspace)
+
+
+def step_measure(
+    view: Preconditioning, preconditioner: Preconditioner, momentum: bool, workspace: Workspace
+) -> Measure:
+    """‖H^(−1/2)dᵢ‖² as the optimizer's state has it, times the share of its learning rate."""
+    moments, param = view.moments, view.param.detach()
+    polynomial = preconditioner == "frozen" and (isinstance(moments, BuiltinMoments) or not momentum)
+    if not polynomial or (view.now.eps < _SMALLEST_EPS and moments.keys):
+        return ElementwiseMeasure(view, preconditioner, momentum, workspace)
+    dtype = torch.promote_types(param.dtype, torch.float32)
+    state = {key: view.state[key].to(dtype) for key in moments.keys}
+    metric = moments.metric(state, view.now).to(device=param.device, dtype=dtype)
+    inverse = (view.lr_share / metric).expand(param.shape)
+    if not momentum:
+        return QuadraticMeasure(param.shape, param.device, workspace, inverse)
+    decay = view.coupled_decay * param.to(dtype)
+    offset = moments.phi(moments.advance(state, decay, view.ahead), decay, view.ahead)
+    slope = view.sign * moments.newest_share(view.ahead)
+    cross = inverse * offset * (2 * slope)
+    return QuadraticMeasure(
+        param.shape, param.device, workspace, inverse * slope**2, cross, inverse * offset.square()
+    )
+
+
+def _precise(values: Tensor) -> Tensor:
+    """In at least float32."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _rows_of(values: Tensor, indices: Tensor, columns: bool) -> Tensor:
+    """``[m, width]``: the rows of a parameter, flattened, or the columns of a matrix."""
+    return values[:, indices].t() if columns else values[indices].flatten(1)
+
+
+def _sliced(shape: torch.Size, rows: slice) -> torch.Size:
+    return torch.Size((len(range(*rows.indices(shape[0]))), *shape[1:]))
