@@ -1,7 +1,7 @@
-"""Build of the native core; everything else about the package is in pyproject.toml.
+"""Build of the native cores; everything else about the package is in pyproject.toml.
 
-The core uses neither Python's nor torch's symbols, hence a library without an ABI in its name and a wheel for every
-Python 3. Where it does not compile, the package is built without it: trees then run in torch operations.
+A core uses neither Python's nor torch's symbols, hence a library without an ABI in its name and a wheel for every
+Python 3. Where it does not compile, the package is built without it, and torch operations do its work.
 """
 
 import sys
@@ -12,23 +12,25 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 
-CORE = Extension(
-    "dasgrad.sampling.native.segment_tree",
-    sources=["src/dasgrad/sampling/native/segment_tree.cpp"],
-    language="c++",
-    optional=True,
-)
-# Every machine of an architecture runs it and gets the same bits: no instructions beyond the baseline, and no
+# Every machine of an architecture runs them and gets the same bits: no instructions beyond the baseline, and no
 # rearranged or fused arithmetic, whatever CFLAGS says.
 UNIX_FLAGS = ["-std=c++17", "-O3", "-fno-fast-math", "-ffp-contract=off", "-fvisibility=hidden", "-fno-exceptions"]
+# Sums of scores may be taken in any order, in the widest vectors at hand.
+VECTOR_FLAGS = ["-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"]
 MSVC_FLAGS = ["/std:c++17", "/O2", "/fp:precise"]
+EXTRA_FLAGS = {"dasgrad.scoring.native.own": VECTOR_FLAGS}
+
+
+def core(name: str) -> Extension:
+    """The library of a module's name, from the source file beside it."""
+    return Extension(name, sources=[f"src/{name.replace('.', '/')}.cpp"], language="c++", optional=True)
 
 
 class BuildCore(build_ext):
     """Compile a plain shared library, or go on without it."""
 
     def get_ext_filename(self, fullname):
-        """Name the file as `dasgrad.sampling.native` looks for it."""
+        """Name the file as `dasgrad.shared_library` looks for it."""
         return str(Path(*fullname.split("."))) + (".core.dll" if sys.platform == "win32" else ".core.so")
 
     def get_export_symbols(self, ext):
@@ -37,11 +39,12 @@ class BuildCore(build_ext):
 
     def build_extension(self, ext):
         """Compile, or say what its absence means."""
-        ext.extra_compile_args = MSVC_FLAGS if self.compiler.compiler_type == "msvc" else UNIX_FLAGS
+        unix_flags = [*UNIX_FLAGS, *EXTRA_FLAGS.get(ext.name, [])]
+        ext.extra_compile_args = MSVC_FLAGS if self.compiler.compiler_type == "msvc" else unix_flags
         try:
             super().build_extension(ext)
         except (BaseError, CCompilerError):
-            self.warn("no working C++17 compiler: dasgrad is built without its native core, torch will do its work")
+            self.warn("no working C++17 compiler: dasgrad is built without a native core, torch will do its work")
             raise  # `optional` turns this into a warning
 
 
@@ -54,4 +57,5 @@ class BuildWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2] if built else "any"
 
 
-setup(ext_modules=[CORE], cmdclass={"build_ext": BuildCore, "bdist_wheel": BuildWheel})
+CORES = [core("dasgrad.sampling.native.segment_tree"), core("dasgrad.scoring.native.own")]
+setup(ext_modules=CORES, cmdclass={"build_ext": BuildCore, "bdist_wheel": BuildWheel})

@@ -97,6 +97,11 @@ class BuiltinMoments(Moments):
         """c in φ = a + c·g, which is affine in the newest gradient."""
         return 1.0
 
+    def second_moment(self, state: State, hyper: Hyper) -> tuple[Tensor, Tensor, float]:
+        """(floor, past, gain): after one more gradient g, ψ is max(floor, past + gain·g²), without bias correction."""
+        one = torch.ones((), dtype=torch.float64)
+        return one, one, 0.0
+
     def foreach_advance_(self, states: Mapping[str, Tensors], grads: Tensors, hyper: Hyper) -> None:
         """Move the states by one gradient each."""
 
@@ -133,6 +138,10 @@ class AdaGrad(BuiltinMoments):
     def psi(self, state: State, hyper: Hyper) -> Tensor:
         return state["sum"] / hyper.step
 
+    def second_moment(self, state: State, hyper: Hyper) -> tuple[Tensor, Tensor, float]:
+        past = state["sum"] / hyper.step
+        return past, past, 1 / float(hyper.step)
+
     def foreach_advance_(self, states: Mapping[str, Tensors], grads: Tensors, hyper: Hyper) -> None:
         torch._foreach_addcmul_(states["sum"], grads, grads)
 
@@ -154,6 +163,10 @@ class RMSProp(BuiltinMoments):
 
     def corrections(self, hyper: Hyper) -> tuple[float | Tensor, float | Tensor]:
         return 1.0, 1 - hyper.beta2**hyper.step
+
+    def second_moment(self, state: State, hyper: Hyper) -> tuple[Tensor, Tensor, float]:
+        past = hyper.beta2 * state["square_avg"]
+        return past, past, 1 - hyper.beta2
 
     def foreach_advance_(self, states: Mapping[str, Tensors], grads: Tensors, hyper: Hyper) -> None:
         torch._foreach_mul_(states["square_avg"], hyper.beta2)
@@ -188,6 +201,10 @@ class Adam(BuiltinMoments):
     def newest_share(self, hyper: Hyper) -> float:
         return 1 - hyper.beta1
 
+    def second_moment(self, state: State, hyper: Hyper) -> tuple[Tensor, Tensor, float]:
+        past = hyper.beta2 * state["exp_avg_sq"]
+        return past, past, 1 - hyper.beta2
+
     def foreach_advance_(self, states: Mapping[str, Tensors], grads: Tensors, hyper: Hyper) -> None:
         torch._foreach_lerp_(states["exp_avg"], grads, 1 - hyper.beta1)
         torch._foreach_mul_(states["exp_avg_sq"], hyper.beta2)
@@ -221,6 +238,10 @@ class AMSGrad(Adam):
 
     def psi(self, state: State, hyper: Hyper) -> Tensor:
         return state["max_exp_avg_sq"]
+
+    def second_moment(self, state: State, hyper: Hyper) -> tuple[Tensor, Tensor, float]:
+        _, past, gain = super().second_moment(state, hyper)
+        return state["max_exp_avg_sq"], past, gain
 
     def foreach_advance_(self, states: Mapping[str, Tensors], grads: Tensors, hyper: Hyper) -> None:
         super().foreach_advance_(states, grads, hyper)

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from dasgrad import nested
 from dasgrad.scoring import probe
+from dasgrad.scoring.collector import Collector
 from dasgrad.scoring.fallback import PerExampleGradients, rows_within_budget
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.measures import Measure
-from dasgrad.scoring.tape import LayerCall, Tape
+from dasgrad.scoring.tape import Tape
 
 
 class Engine:
@@ -35,7 +36,12 @@ class Engine:
         self._announced: set[str] = set()
 
     def squares(
-        self, function: LossFunction, params: Mapping[str, Tensor], measures: Mapping[str, Measure], data: Any
+        self,
+        function: LossFunction,
+        params: Mapping[str, Tensor],
+        measures: Mapping[str, Measure],
+        data: Any,
+        collector: Collector | None = None,
     ) -> Tensor:
         """``[B]`` float64: Σ over ``params`` of what their measures say of each example's gradient.
 
@@ -43,39 +49,25 @@ class Engine:
             ValueError: when the loss is not one value an example, or examples interact.
         """
         num_examples = nested.count_examples(data)
-        if num_examples > 1 and (kind := probe.kind_of(data)) not in self._probed:
-            self.irregular.update(probe.find_irregular(function, params, data))
-            self._probed.add(kind)
-        total = torch.zeros(num_examples, dtype=torch.float64, device=_device_of(measures))
-        for measure in measures.values():
-            total += measure.base()
+        self.probe(function, params, data)
+        total = bases(measures, num_examples)
         if any(name not in self.irregular for name in params):
-            self._add_by_rules(function, params, measures, data, total)
-        slower = [name for name in params if name in self.irregular]
-        if slower:
-            self._announce(slower)
-            self._add_by_fallback(function, slower, measures, data, total)
+            collector = Collector(measures, num_examples) if collector is None else collector
+            self._add_by_rules(function, params, collector, data, total)
+        self.add_by_fallback(function, measures, data, total)
         return total.clamp_(min=0.0)
 
+    def probe(self, function: LossFunction, params: Mapping[str, Tensor], data: Any) -> None:
+        """Look at a few examples of each kind of data before rules are trusted."""
+        if nested.count_examples(data) > 1 and (kind := probe.kind_of(data)) not in self._probed:
+            self.irregular.update(probe.find_irregular(function, params, data))
+            self._probed.add(kind)
+
     def _add_by_rules(
-        self,
-        function: LossFunction,
-        params: Mapping[str, Tensor],
-        measures: Mapping[str, Measure],
-        data: Any,
-        total: Tensor,
+        self, function: LossFunction, params: Mapping[str, Tensor], collector: Collector, data: Any, total: Tensor
     ) -> None:
         tensors = function.tensors()
-        shares: dict[str, Tensor] = {}
-
-        def consume(call: LayerCall, gradient: Tensor) -> None:
-            for name, form in call.forms(gradient).items():
-                if name not in tape.irregular:
-                    share = measures[name](form, len(total))
-                    shares[name] = shares[name] + share if name in shares else share
-            call.release()
-
-        tape = Tape(function.model, params, tensors, consume)
+        tape = Tape(function.model, params, tensors, collector)
         tape.irregular.update(self.irregular)
         losses = tape.follow(lambda: function.call(tensors, data), len(total))
         if tape.reads_values and not probe.agrees_alone(function, data, losses):
@@ -83,13 +75,16 @@ class Engine:
         elif losses.requires_grad and len(total):
             torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True)
         self.irregular.update(tape.irregular)
-        for name, share in shares.items():
-            if name not in self.irregular:
-                total += share
+        collector.add_to(total, self.irregular)
 
-    def _add_by_fallback(
-        self, function: LossFunction, names: list[str], measures: Mapping[str, Measure], data: Any, total: Tensor
+    def add_by_fallback(
+        self, function: LossFunction, measures: Mapping[str, Measure], data: Any, total: Tensor
     ) -> None:
+        """Add the shares of the irregular parameters, from their per-example gradients."""
+        names = [name for name in measures if name in self.irregular]
+        if not names:
+            return
+        self._announce(names)
         rows = rows_within_budget(sum(measures[name].shape.numel() for name in names))
         for start in range(0, len(total), rows):
             block = slice(start, start + rows)
@@ -110,8 +105,9 @@ class Engine:
             )
 
 
-def _device_of(measures: Mapping[str, Measure]) -> torch.device:
-    return next(iter(measures.values())).device
+def bases(measures: Mapping[str, Measure], num_examples: int) -> Tensor:
+    """``[B]`` float64: the squares of examples with no gradient at all."""
+    return torch.stack([measure.base() for measure in measures.values()]).sum().repeat(num_examples)
 
 
 def _plain(name: str) -> str:

@@ -3,6 +3,7 @@
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -13,11 +14,15 @@ from torch.utils.data import DataLoader, IterableDataset
 from dasgrad import nested
 from dasgrad.progress import Progress, show_progress
 from dasgrad.scoring import cheap
-from dasgrad.scoring.engine import Engine
+from dasgrad.scoring.collector import Collector
+from dasgrad.scoring.engine import Engine, bases
+from dasgrad.scoring.explanation import Explanation, explain
 from dasgrad.scoring.isolation import device_of, training_batch_norms, untouched, unwrap
+from dasgrad.scoring.listening import Heard, Weighted
 from dasgrad.scoring.losses import Losses, LossFunction, losses_of_pairs
 from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
 from dasgrad.scoring.preconditioned import Preconditioner, read_optimizer
+from dasgrad.scoring.tape import Tape
 from dasgrad.scoring.workspace import Workspace
 
 ScoreName = Literal["dasgrad", "gradient", "last_layer", "loss"]
@@ -162,6 +167,74 @@ class ExampleScorer:
                     advance(len(scores[-1]))
             return torch.cat(scores)
 
+    @contextmanager
+    def listen(self, batch: Weighted, scale: float = 1.0) -> Iterator[Heard]:
+        """Take a training batch's scores out of its own backward pass.
+
+        Inside the block run the forward pass and ``batch.weighted_mean(losses).backward()``, or
+        ``batch.backward(losses, optimizer)``; not the optimizer's step. The model stays in its training mode,
+        so with dropout the scores are of the gradients just computed. Parameters no rule serves are scored by
+        the slower path when the block is left.
+
+        Args:
+            batch: with ``data`` and ``weights``, such as `WeightedBatch`.
+            scale: what the weighted mean was multiplied by before the backward pass: a ``GradScaler``'s scale,
+                or 1/k where k batches are accumulated.
+
+        Example:
+            >>> import torch, dasgrad
+            >>> model = torch.nn.Linear(3, 2)
+            >>> optimizer = dasgrad.DASGrad(model.parameters())
+            >>> loss_fn = torch.nn.CrossEntropyLoss(reduction="none")
+            >>> scorer = dasgrad.ExampleScorer(model, loss_fn, optimizer)
+            >>> data = (torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1]))
+            >>> batch = dasgrad.WeightedBatch(data, torch.arange(5), torch.ones(5))
+            >>> with scorer.listen(batch) as heard:
+            ...     batch.weighted_mean(loss_fn(model(batch.inputs), batch.targets)).backward()
+            >>> bool(torch.allclose(heard.scores, scorer(batch.inputs, batch.targets)))
+            True
+        """
+        if self.score not in ("dasgrad", "gradient"):
+            raise ValueError(f'`ExampleScorer.listen` needs score="dasgrad" or "gradient", got {self.score!r}.')
+        if not scale > 0:
+            raise ValueError(f"`ExampleScorer.listen(scale=...)` must be positive, got {scale!r}.")
+        assert self._losses is not None
+        params = self._scored_parameters()
+        measures = self._measures(params)
+        function = LossFunction(self.model, self._losses, self._dtype)
+        with untouched(self._announced_model()):
+            self._engine.probe(function, params, batch.data)
+        num_examples = len(batch.weights)
+        factors = batch.weights.to(device_of(self.model)) * (scale / max(1, num_examples))
+        collector = Collector(measures, num_examples, factors)
+        tape = Tape(self.model, params, params, collector)
+        tape.irregular.update(self._engine.irregular)
+        heard = Heard()
+        with tape.following(num_examples):
+            yield heard
+        self._engine.irregular.update(tape.irregular)
+        total = bases(measures, num_examples)
+        collector.add_to(total, self._engine.irregular)
+        with untouched(self.model):
+            self._engine.add_by_fallback(function, measures, batch.data, total)
+        heard.fill(total.clamp_(min=0.0).sqrt().to(self._precise(params)))
+
+    def explain(self, data: Any, targets: Any = None) -> Explanation:
+        """Which rule serves each parameter, its share of the cost, what fell back and why, on a batch.
+
+        ``print(scorer.explain(inputs, targets))`` shows a table. The batch is scored twice, the second time
+        with a clock.
+        """
+        if self.score not in ("dasgrad", "gradient"):
+            raise ValueError(f'`ExampleScorer.explain` needs score="dasgrad" or "gradient", got {self.score!r}.')
+        assert self._losses is not None
+        data = data if targets is None else (data, targets)
+        params = self._scored_parameters()
+        function = LossFunction(self.model, self._losses, self._dtype)
+        with untouched(self._announced_model()):
+            data = nested.map_leaves(function.cast, data)
+            return explain(self._engine, function, params, self._measures(params), data)
+
     def _announced_model(self) -> nn.Module:
         names = [] if self._warned_batch_norm else training_batch_norms(self.model)
         if names:
@@ -192,9 +265,13 @@ class ExampleScorer:
             squares = self._engine.squares(function, params, measures, data)
             return squares.sqrt().to(precise)
 
-        dtypes = [param.dtype for param in params.values()] if self._dtype is None else [self._dtype]
-        precise = functools.reduce(torch.promote_types, dtypes, torch.float32)
+        precise = self._precise(params)
         return scores
+
+    def _precise(self, params: Mapping[str, Tensor]) -> torch.dtype:
+        """At least float32, and no less than the passes are computed in."""
+        dtypes = [param.dtype for param in params.values()] if self._dtype is None else [self._dtype]
+        return functools.reduce(torch.promote_types, dtypes, torch.float32)
 
     def _measures(self, params: Mapping[str, Tensor]) -> dict[str, Measure]:
         if self.score == "gradient" or self.optimizer is None:

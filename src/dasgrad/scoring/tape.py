@@ -7,7 +7,7 @@ call. Whatever does not fit is noted in `irregular` with its reason, and goes to
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -45,6 +45,7 @@ class LayerCall:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     versions: list[int] = field(default_factory=list)
+    done: bool = False
 
     def inputs(self) -> Iterator[Any]:
         """The tensors among the arguments."""
@@ -61,7 +62,7 @@ class LayerCall:
 
     def release(self) -> None:
         """Let go of the inputs, once they are used."""
-        self.args, self.kwargs, self.versions = (), {}, []
+        self.args, self.kwargs, self.versions, self.done = (), {}, [], True
 
 
 Consumer = Callable[[LayerCall, Tensor], None]
@@ -118,6 +119,12 @@ class Tape(TorchFunctionMode):
 
     def follow(self, forward: Callable[[], Tensor], num_examples: int) -> Tensor:
         """The result of ``forward()``, with every call of a layer on record."""
+        with self.following(num_examples):
+            return forward()
+
+    @contextmanager
+    def following(self, num_examples: int) -> Iterator[None]:
+        """Put calls of layers on record inside, for a batch of this size."""
         self._num_examples = num_examples
         self._called.clear()
         self._stack.clear()
@@ -126,8 +133,8 @@ class Tape(TorchFunctionMode):
             for layer in self._layers:
                 for handle in self._hook(layer):
                     stack.callback(handle.remove)
-            with self:
-                return forward()
+            stack.enter_context(self)
+            yield
 
     @property
     def anchor(self) -> Tensor:
@@ -141,11 +148,8 @@ class Tape(TorchFunctionMode):
 
         def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             self._stack.pop()
-            self._quiet = True
-            try:
+            with self._quietly():
                 return self._record(layer, args, kwargs, output)
-            finally:
-                self._quiet = False
 
         yield layer.module.register_forward_pre_hook(enter)
         # First of all hooks, so that a hook of the user's that changes the output comes after.
@@ -184,7 +188,17 @@ class Tape(TorchFunctionMode):
             for name in call.names.values():
                 self.irregular.setdefault(name, "the layer's input is overwritten after its call")
         elif any(name not in self.irregular for name in call.names.values()):
-            self._consume(call, gradient)
+            with self._quietly():
+                self._consume(call, gradient)
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """Nothing done inside is the model's doing."""
+        before, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = before
 
     # --- seeing parameters used -----------------------------------------------------------------------
 

@@ -1,0 +1,64 @@
+"""Adds up, parameter by parameter, what layers say of each example while a backward pass goes by."""
+
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dasgrad.scoring.measures import Measure
+from dasgrad.scoring.tape import LayerCall
+
+
+class Collector:
+    """The consumer of a `Tape`.
+
+    Args:
+        measures: of the scored parameters, by name.
+        num_examples: B.
+        factors: ``[B]``, positive: what each example's gradient was multiplied by on its way down; None is 1.
+        timed: whether to measure the seconds each parameter takes; waits for the device.
+    """
+
+    def __init__(
+        self,
+        measures: Mapping[str, Measure],
+        num_examples: int,
+        factors: Tensor | None = None,
+        *,
+        timed: bool = False,
+    ) -> None:
+        self._measures = measures
+        self._num_examples = num_examples
+        self._factors = factors
+        self._shares: dict[str, Tensor] = {}
+        self._timed = timed
+        self.rules: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, call: LayerCall, gradient: Tensor) -> None:
+        """Take a layer's call and the gradient at its output; of several gradients the first alone."""
+        if call.done:
+            return
+        if self._factors is not None:
+            gradient = gradient / self._factors.to(gradient.dtype).view(-1, *(1,) * (gradient.dim() - 1))
+        for name, form in call.forms(gradient).items():
+            started = self._clock()
+            share = self._measures[name](form, self._num_examples)
+            self._shares[name] = self._shares[name] + share if name in self._shares else share
+            self.rules[name] = call.rule.name
+            self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - started
+        call.release()
+
+    def add_to(self, total: Tensor, irregular: Mapping[str, str]) -> None:
+        """Add the shares of all parameters but the irregular ones."""
+        for name, share in self._shares.items():
+            if name not in irregular:
+                total += share
+
+    def _clock(self) -> float:
+        if not self._timed:
+            return 0.0
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()

@@ -1,0 +1,159 @@
+// Squared lengths of per-example gradients in a metric that holds the example's own gradient. Plain C ABI, neither
+// Python nor torch.
+//
+// For example i and entry k of a parameter, with seen = sign g + decay_k,
+//
+//     share = (offset_k + slope seen)^2 / (sqrt(max(floor_k, past_k + gain seen^2)) + eps),   0/0 := 0,
+//
+// or, without momentum, g^2 in the numerator. What differs between AdaGrad, RMSProp, Adam and AMSGrad is in the
+// arrays. Gradients come as they are, or as outer products left right^T that are never written to memory. One pass,
+// no temporaries; up to kSpan entries are summed in the type of the gradients, these sums in double.
+//
+// Nothing is allocated or remembered between calls, and arguments are checked by the caller.
+
+#include <cmath>
+#include <cstdint>
+
+#if defined(_WIN32)
+#define DASGRAD_EXPORT extern "C" __declspec(dllexport)
+#else
+#define DASGRAD_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+// One build runs everywhere and uses the widest vectors the machine has.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
+#define DASGRAD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define DASGRAD_CLONES
+#endif
+#if defined(__GNUC__)
+#define DASGRAD_INLINE inline __attribute__((always_inline))
+#else
+#define DASGRAD_INLINE inline
+#endif
+
+namespace {
+
+constexpr int64_t kSpan = 1024;
+
+template <typename Real>
+struct Terms {
+  const Real* floor;   // v-hat where the maximum is kept, else past itself
+  const Real* past;    // what the second moment remembers
+  const Real* decay;   // null: no coupled weight decay
+  const Real* offset;  // null: no momentum in the numerator
+  Real gain, slope, sign, eps;
+};
+
+// The gradient g = scale * values; `begin` is the entry of the parameter that values[0] belongs to.
+template <typename Real>
+DASGRAD_INLINE double sum_span(Real scale, const Real* values, int64_t width, const Terms<Real>& terms, int64_t begin) {
+  const Real *floor = terms.floor + begin, *past = terms.past + begin;
+  const Real gain = terms.gain, eps = terms.eps;
+  Real sum = 0;
+  if (!terms.decay && !terms.offset) {
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < width; ++k) {
+      const Real g = scale * values[k], square = g * g;
+      const Real ahead = past[k] + gain * square;
+      const Real metric = std::sqrt(ahead > floor[k] ? ahead : floor[k]) + eps;
+      sum += square == 0 ? Real(0) : square / metric;
+    }
+    return sum;
+  }
+  const Real slope = terms.slope, sign = terms.sign;
+  const bool momentum = terms.offset != nullptr;
+  const Real* offset = momentum ? terms.offset + begin : past;
+  const Real* decay = terms.decay ? terms.decay + begin : past;
+  const Real decayed = terms.decay ? Real(1) : Real(0);
+#pragma omp simd reduction(+ : sum)
+  for (int64_t k = 0; k < width; ++k) {
+    const Real g = scale * values[k], seen = sign * g + decayed * decay[k];
+    const Real ahead = past[k] + gain * seen * seen;
+    const Real metric = std::sqrt(ahead > floor[k] ? ahead : floor[k]) + eps;
+    const Real direction = momentum ? offset[k] + slope * seen : g;
+    const Real square = direction * direction;
+    sum += square == 0 ? Real(0) : square / metric;
+  }
+  return sum;
+}
+
+template <typename Real>
+DASGRAD_INLINE void sum_dense(const Real* gradients, int64_t num_examples, int64_t size, const Terms<Real>& terms,
+                              double* totals) {
+  for (int64_t i = 0; i < num_examples; ++i) totals[i] = 0;
+  for (int64_t begin = 0; begin < size; begin += kSpan) {  // a span of the arrays stays in the cache for all examples
+    const int64_t width = size - begin < kSpan ? size - begin : kSpan;
+    for (int64_t i = 0; i < num_examples; ++i)
+      totals[i] += sum_span(Real(1), gradients + i * size + begin, width, terms, begin);
+  }
+}
+
+template <typename Real>
+DASGRAD_INLINE void sum_outer(const Real* left, const Real* right, int64_t num_examples, int64_t num_rows,
+                              int64_t num_columns, const Terms<Real>& terms, double* totals) {
+  for (int64_t i = 0; i < num_examples; ++i) totals[i] = 0;
+  for (int64_t row = 0; row < num_rows; ++row)
+    for (int64_t begin = 0; begin < num_columns; begin += kSpan) {
+      const int64_t width = num_columns - begin < kSpan ? num_columns - begin : kSpan;
+      for (int64_t i = 0; i < num_examples; ++i) {
+        const Real scale = left[i * num_rows + row];
+        totals[i] += sum_span(scale, right + i * num_columns + begin, width, terms, row * num_columns + begin);
+      }
+    }
+}
+
+DASGRAD_CLONES void dense32(const float* gradients, int64_t num_examples, int64_t size, const Terms<float>& terms,
+                            double* totals) {
+  sum_dense(gradients, num_examples, size, terms, totals);
+}
+
+DASGRAD_CLONES void dense64(const double* gradients, int64_t num_examples, int64_t size, const Terms<double>& terms,
+                            double* totals) {
+  sum_dense(gradients, num_examples, size, terms, totals);
+}
+
+DASGRAD_CLONES void outer32(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
+                            int64_t num_columns, const Terms<float>& terms, double* totals) {
+  sum_outer(left, right, num_examples, num_rows, num_columns, terms, totals);
+}
+
+DASGRAD_CLONES void outer64(const double* left, const double* right, int64_t num_examples, int64_t num_rows,
+                            int64_t num_columns, const Terms<double>& terms, double* totals) {
+  sum_outer(left, right, num_examples, num_rows, num_columns, terms, totals);
+}
+
+}  // namespace
+
+// `coefficients`: gain, slope, sign, eps. `arrays`: floor, past, decay or null, offset or null.
+DASGRAD_EXPORT void dasgrad_own_dense32(const float* gradients, int64_t num_examples, int64_t size,
+                                        const float* const* arrays, const double* coefficients, double* totals) {
+  const double* c = coefficients;
+  const Terms<float> terms = {arrays[0],   arrays[1],   arrays[2],   arrays[3],
+                              float(c[0]), float(c[1]), float(c[2]), float(c[3])};
+  dense32(gradients, num_examples, size, terms, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_own_dense64(const double* gradients, int64_t num_examples, int64_t size,
+                                        const double* const* arrays, const double* coefficients, double* totals) {
+  const double* c = coefficients;
+  const Terms<double> terms = {arrays[0], arrays[1], arrays[2], arrays[3], c[0], c[1], c[2], c[3]};
+  dense64(gradients, num_examples, size, terms, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_own_outer32(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
+                                        int64_t num_columns, const float* const* arrays, const double* coefficients,
+                                        double* totals) {
+  const double* c = coefficients;
+  const Terms<float> terms = {arrays[0],   arrays[1],   arrays[2],   arrays[3],
+                              float(c[0]), float(c[1]), float(c[2]), float(c[3])};
+  outer32(left, right, num_examples, num_rows, num_columns, terms, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_own_outer64(const double* left, const double* right, int64_t num_examples,
+                                        int64_t num_rows, int64_t num_columns, const double* const* arrays,
+                                        const double* coefficients, double* totals) {
+  const double* c = coefficients;
+  const Terms<double> terms = {arrays[0], arrays[1], arrays[2], arrays[3], c[0], c[1], c[2], c[3]};
+  outer64(left, right, num_examples, num_rows, num_columns, terms, totals);
+}
