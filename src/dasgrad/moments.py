@@ -94,7 +94,7 @@ class BuiltinMoments(Moments):
     """Whether torch's fused Adam kernel computes exactly this pair."""
 
     def newest_share(self, hyper: Hyper) -> float:
-        """c in φ = a + c·g, which is affine in the newest gradient."""
+        """The slope c of φ = a + c·g, which is affine in the newest gradient."""
         return 1.0
 
     def second_moment(self, state: State, hyper: Hyper) -> tuple[Tensor, Tensor, float]:

@@ -31,7 +31,9 @@ class Heard:
             RuntimeError: inside the block.
         """
         if self._scores is None:
-            raise RuntimeError("`scores` are there once the `with scorer.listen(batch)` block is left without an error.")
+            raise RuntimeError(
+                "`scores` are there once the `with scorer.listen(batch)` block is left without an error."
+            )
         return self._scores
 
     def fill(self, scores: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""A look at a few examples before rules are trusted: does the first dimension run over examples all the way?
+"""A look at a few examples before rules are trusted: the first dimension must run over them all the way.
 
 Rules read row i of a layer's input and output as example i's. That a tensor has B rows does not make it so:
 sequence-first layers, tables of positions and reshaped batches may have B rows by chance. So the gradient of

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset
 
 from dasgrad import nested
 from dasgrad.progress import Progress, show_progress
 from dasgrad.scoring import cheap
+from dasgrad.scoring.chunks import WithinMemory, read_chunks
 from dasgrad.scoring.collector import Collector
 from dasgrad.scoring.engine import Engine, bases
 from dasgrad.scoring.explanation import Explanation, explain
@@ -136,6 +136,7 @@ class ExampleScorer:
         """Scores ``[B]`` of a batch: ``scorer(data)``, or ``scorer(inputs, targets)``."""
         data = data if targets is None else (data, targets)
         with untouched(self._announced_model()):
+            self._check_device(data)
             return self._chunk_scores()(data)
 
     def score_dataset(
@@ -160,10 +161,11 @@ class ExampleScorer:
         scores = []
         with untouched(self._announced_model()):
             score = self._chunk_scores()
-            chunks, num_examples = _chunks(dataset, chunk_size, collate_fn, num_workers)
+            device = device_of(self.model)
+            chunks, num_examples = read_chunks(dataset, chunk_size, device, collate_fn, num_workers)
             with show_progress(progress, num_examples, "scoring") as advance:
                 for data in chunks:
-                    scores.append(score(nested.move(data, device_of(self.model))))
+                    scores.append(score(data))
                     advance(len(scores[-1]))
             return torch.cat(scores)
 
@@ -266,7 +268,21 @@ class ExampleScorer:
             return squares.sqrt().to(precise)
 
         precise = self._precise(params)
-        return scores
+        return WithinMemory(scores, self._free_memory)
+
+    def _free_memory(self) -> None:
+        self._workspace.clear()
+        if device_of(self.model).type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _check_device(self, data: Any) -> None:
+        home = device_of(self.model)
+        for leaf in nested.leaves(data):
+            if leaf.device.type != home.type:
+                raise ValueError(
+                    f"`scorer(data)` must be on the model's device, {home}, got {leaf.device}; `score_dataset` moves "
+                    "its chunks by itself."
+                )
 
     def _precise(self, params: Mapping[str, Tensor]) -> torch.dtype:
         """At least float32, and no less than the passes are computed in."""
@@ -322,26 +338,3 @@ def _as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise ValueError(f"`ExampleScorer(dtype=...)` must be a floating dtype or its name, got {dtype!r}.")
     return found
-
-
-def _chunks(
-    dataset: Any, chunk_size: int, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int
-) -> tuple[Iterator[Any], int]:
-    """The data set in order, as batches of at most ``chunk_size``, and its length."""
-    if isinstance(dataset, IterableDataset):
-        raise TypeError("`score_dataset(dataset=...)` must be map-style, got an IterableDataset.")
-    columns = nested.columns_of(dataset) if collate_fn is None else None
-    num_examples = len(dataset) if columns is None else nested.count_examples(columns)
-    if num_examples == 0:
-        raise ValueError("`score_dataset(dataset=...)` must hold at least one example, got 0.")
-    if columns is not None:
-        starts = range(0, num_examples, chunk_size)
-        return (nested.take(columns, slice(k, k + chunk_size)) for k in starts), num_examples
-    loader = DataLoader(
-        dataset,
-        batch_size=chunk_size,
-        collate_fn=collate_fn,
-        num_workers=num_workers,
-        generator=torch.Generator().manual_seed(0),
-    )
-    return iter(loader), num_examples

@@ -31,7 +31,7 @@ _HOST_READS = {
     Tensor.tolist,
     Tensor.numpy,
 }
-_CUTS_GRADIENT = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.data.__get__}
+_CUTS_GRADIENT = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.data.__get__}  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -232,7 +232,7 @@ class _Anchored(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
         return None, None
 
 

@@ -84,4 +84,3 @@ def flatten_positions(values_B: Tensor) -> Tensor:
 
 
 from dasgrad.scoring.rules import linear  # noqa: E402, F401 - registers itself
-

@@ -1,0 +1,120 @@
+"""A data set in chunks: read ahead to the device, and cut smaller where memory does not suffice."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from dasgrad import nested
+
+
+def read_chunks(
+    dataset: Any,
+    chunk_size: int,
+    device: torch.device,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    num_workers: int = 0,
+) -> tuple[Iterator[Any], int]:
+    """The data set in order on ``device``, as batches of at most ``chunk_size``, and its length.
+
+    Data that are elsewhere go to a GPU through page-locked memory, each chunk while the one before is scored.
+    """
+    if isinstance(dataset, IterableDataset):
+        raise TypeError("`score_dataset(dataset=...)` must be map-style, got an IterableDataset.")
+    columns = nested.columns_of(dataset) if collate_fn is None else None
+    num_examples = len(dataset) if columns is None else nested.count_examples(columns)
+    if num_examples == 0:
+        raise ValueError("`score_dataset(dataset=...)` must hold at least one example, got 0.")
+    if columns is not None:
+        starts = range(0, num_examples, chunk_size)
+        chunks: Iterator[Any] = (nested.take(columns, slice(k, k + chunk_size)) for k in starts)
+    else:
+        loader = DataLoader(
+            dataset,
+            batch_size=chunk_size,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            generator=torch.Generator().manual_seed(0),
+        )
+        chunks = iter(loader)
+    if device.type == "cuda":
+        return _one_ahead(chunks, device), num_examples
+    return (nested.move(chunk, device) for chunk in chunks), num_examples
+
+
+def _one_ahead(chunks: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """Copy the next chunk on a stream of its own while the caller works on this one."""
+    copying = torch.cuda.Stream(device)
+
+    def start(chunk: Any) -> tuple[Any, Any]:
+        pinned = nested.map_leaves(_pin, chunk)
+        with torch.cuda.stream(copying):
+            return pinned, nested.move(pinned, device, non_blocking=True)
+
+    waiting: tuple[Any, Any] | None = None
+    for chunk in chunks:
+        ready, waiting = waiting, start(chunk)
+        if ready is not None:
+            yield ready[1]
+        torch.cuda.current_stream(device).wait_stream(copying)
+        _use_on_current_stream(waiting[1], device)
+    if waiting is not None:
+        yield waiting[1]
+
+
+def _pin(leaf: Any) -> Any:
+    return leaf.pin_memory() if leaf.device.type == "cpu" else leaf
+
+
+def _use_on_current_stream(data: Any, device: torch.device) -> None:
+    """Keep the allocator from reusing memory that the current stream is still to read."""
+    for leaf in nested.leaves(data):
+        if isinstance(leaf, Tensor):
+            leaf.record_stream(torch.cuda.current_stream(device))
+
+
+class WithinMemory:
+    """Scores chunks with a function; where one does not fit into memory, halves it, goes on and says so once."""
+
+    def __init__(self, score: Callable[[Any], Tensor], free: Callable[[], None]) -> None:
+        self._score = score
+        self._free = free
+        self._limit: int | None = None
+
+    def __call__(self, data: Any) -> Tensor:
+        """The scores of a chunk.
+
+        Raises:
+            MemoryError: when a single example does not fit.
+        """
+        num_examples = nested.count_examples(data)
+        if self._limit is None or num_examples <= self._limit:
+            try:
+                return self._score(data)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if num_examples <= 1:
+                    raise MemoryError(f"one example does not fit into memory while it is scored: {error}") from error
+            self._free()
+            announce = self._limit is None
+            self._limit = (num_examples + 1) // 2
+            if announce:
+                warnings.warn(
+                    f"scoring {num_examples} examples at once does not fit into memory: going on with "
+                    f"{self._limit} or fewer. Give a smaller `chunk_size` to be spared the attempt.",
+                    stacklevel=4,
+                )
+        limit = self._limit
+        return torch.cat([self(nested.take(data, slice(k, k + limit))) for k in range(0, num_examples, limit)])
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory was exhausted, on a GPU or a CPU."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "not enough memory" in text)
