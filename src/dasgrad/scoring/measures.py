@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from dasgrad.moments import BuiltinMoments
-from dasgrad.scoring import native
+from dasgrad.scoring import kernels, own
 from dasgrad.scoring.forms import Dense, Form, Outer, Rows, Slice
-from dasgrad.scoring.native import OwnTerms
+from dasgrad.scoring.own import OwnTerms, rows_of
 from dasgrad.scoring.preconditioned import Preconditioner, Preconditioning, squared_norms
 from dasgrad.scoring.workspace import Workspace
 
@@ -166,6 +166,9 @@ class QuadraticMeasure(Measure):
 
     def of_entries(self, gradients_B: Tensor) -> Tensor:
         gradients = _precise(gradients_B)
+        if kernels.available(gradients):
+            flat = (None if part is None else part.flatten().float() for part in (self._quadratic, self._cross))
+            return kernels.quadratic_entries(gradients, *flat)
         linear = None if self._cross is None else gradients @ self._cross.flatten().to(gradients.dtype)
         squares = gradients.square_()
         if self._quadratic is None:
@@ -197,10 +200,10 @@ class QuadraticMeasure(Measure):
         values = _precise(values)
         squares = values.square()
         if self._quadratic is not None:
-            squares = squares.mul_(_rows_of(self._quadratic, indices, columns))
+            squares = squares.mul_(rows_of(self._quadratic, indices, columns))
         total = squares.sum(1)
         if self._cross is not None:
-            total = total + (values * _rows_of(self._cross, indices, columns)).sum(1)
+            total = total + (values * rows_of(self._cross, indices, columns)).sum(1)
         return total
 
     def select(self, rows: slice) -> Measure:
@@ -236,8 +239,8 @@ class ElementwiseMeasure(Measure):
     def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
         view = replace(
             self._view,
-            param=_rows_of(self._view.param.detach(), indices, columns),
-            state={key: _rows_of(self._view.state[key], indices, columns) for key in self._view.moments.keys},
+            param=rows_of(self._view.param.detach(), indices, columns),
+            state={key: rows_of(self._view.state[key], indices, columns) for key in self._view.moments.keys},
         )
         total = self._measure(values, view)
         return total - self._measure(torch.zeros_like(values), view) if self._momentum else total
@@ -249,62 +252,40 @@ class ElementwiseMeasure(Measure):
         return ElementwiseMeasure(_select(self._view, rows), self._preconditioner, self._momentum, self.workspace)
 
 
-class OwnMeasure(ElementwiseMeasure):
-    """The metric with the example's own gradient in it, for the built-in moments, in one pass where C++ is there.
-
-    With seen = ±g + κθ: fₖ(g) = (offset + slope·seen)²/(√max(floor, past + gain·seen²) + eps).
-    """
+class OwnMeasure(Measure):
+    """The metric with the example's own gradient in it, for the built-in moments."""
 
     def __init__(self, view: Preconditioning, momentum: bool, workspace: Workspace) -> None:
-        super().__init__(view, "own", momentum, workspace)
-        self._native: dict[torch.dtype, OwnTerms] = {}
+        super().__init__(view.param.shape, view.param.device, workspace)
+        self._view = view
+        self._momentum = momentum
+        self._terms: dict[torch.dtype, OwnTerms] = {}
+        self._base = torch.zeros((), dtype=torch.float64, device=self.device)
+        if momentum:
+            dtype = torch.promote_types(view.param.dtype, torch.float32)
+            nothing = torch.zeros((1, self.shape.numel()), dtype=dtype, device=self.device)
+            self._base = own.sum_entries(self._terms_in(dtype), nothing)[0].double() * view.lr_share
+
+    def base(self) -> Tensor:
+        return self._base
 
     def of_entries(self, gradients_B: Tensor) -> Tensor:
         gradients = _precise(gradients_B)
-        if not native.supports(gradients):
-            return super().of_entries(gradients)
-        return self._share(self._terms(gradients.dtype).of_entries(gradients))
+        return own.sum_entries(self._terms_in(gradients.dtype), gradients) * self._view.lr_share - self._base
 
     def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor | None:
         left, right = _precise(left_B), _precise(right_B)
-        if not native.supports(left):
-            return None
-        return self._share(self._terms(left.dtype).of_outer_products(left, right))
+        total = own.sum_outer_products(self._terms_in(left.dtype), left, right)
+        return None if total is None else total * self._view.lr_share - self._base
 
-    def _share(self, totals: Tensor) -> Tensor:
-        totals = totals * self._view.lr_share
-        return totals - self._base if self._momentum else totals
+    def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
+        values = _precise(values)
+        return own.sum_rows(self._terms_in(values.dtype), indices, values, columns) * self._view.lr_share
 
-    def _terms(self, dtype: torch.dtype) -> OwnTerms:
-        if dtype not in self._native:
-            view = self._view
-            moments, hyper = view.moments, view.ahead
-            assert isinstance(moments, BuiltinMoments)
-            state = {key: view.state[key].to(dtype) for key in moments.keys}
-            floor, past, gain = moments.second_moment(state, hyper)
-            correction = float(moments.corrections(hyper)[1]) if hyper.bias_correction else 1.0
-            offset = None
-            if self._momentum:
-                nothing = torch.zeros(self.shape, dtype=dtype, device=self.device)
-                offset = moments.phi(moments.advance(state, nothing, hyper), nothing, hyper)
-            decay = view.coupled_decay * view.param.detach().to(dtype) if view.coupled_decay else None
-            laid_out = [
-                None if part is None else part.to(dtype).expand(self.shape).contiguous()
-                for part in (floor / correction, past / correction, decay, offset)
-            ]
-            assert laid_out[0] is not None
-            assert laid_out[1] is not None
-            self._native[dtype] = OwnTerms(
-                laid_out[0],
-                laid_out[1],
-                laid_out[2],
-                laid_out[3],
-                gain=gain / correction,
-                slope=moments.newest_share(hyper),
-                sign=view.sign,
-                eps=hyper.eps,
-            )
-        return self._native[dtype]
+    def _terms_in(self, dtype: torch.dtype) -> OwnTerms:
+        if dtype not in self._terms:
+            self._terms[dtype] = own.read_terms(self._view, self._momentum, dtype)
+        return self._terms[dtype]
 
     def select(self, rows: slice) -> Measure:
         return OwnMeasure(_select(self._view, rows), self._momentum, self.workspace)
@@ -342,11 +323,6 @@ def step_measure(
 def _precise(values: Tensor) -> Tensor:
     """In at least float32."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-def _rows_of(values: Tensor, indices: Tensor, columns: bool) -> Tensor:
-    """``[m, width]``: the rows of a parameter, flattened, or the columns of a matrix."""
-    return values[:, indices].t() if columns else values[indices].flatten(1)
 
 
 def _select(view: Preconditioning, rows: slice) -> Preconditioning:

@@ -7,6 +7,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,70 +29,55 @@ _library = shared_library.load(
         "dasgrad_own_outer64": _OUTER,
     },
 )
+Arrays = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+Coefficients = tuple[float, float, float, float]
 _BITS = {torch.float32: 32, torch.float64: 64}
-
-
-class OwnTerms:
-    """The arrays and coefficients of `own.cpp` for one parameter, and what C++ computes with them.
-
-    Args:
-        floor, past: ``param.shape``, contiguous, float32 or float64, on the CPU.
-        decay, offset: the same, or None.
-        gain, slope, sign, eps: the coefficients.
-    """
-
-    def __init__(
-        self,
-        floor: Tensor,
-        past: Tensor,
-        decay: Tensor | None,
-        offset: Tensor | None,
-        *,
-        gain: float,
-        slope: float,
-        sign: float,
-        eps: float,
-    ) -> None:
-        tensors = (floor, past, decay, offset)
-        self._kept = tensors  # alive as long as their addresses are used
-        self._size = floor.numel()
-        self._bits = _BITS[floor.dtype]
-        self.dtype = floor.dtype
-        self._arrays = (_POINTER * 4)(*(None if t is None else t.data_ptr() for t in tensors))
-        self._coefficients = (ctypes.c_double * 4)(gain, slope, sign, eps)
-
-    def of_entries(self, gradients_B: Tensor) -> Tensor:
-        """``[b, n] -> [b]`` float64."""
-        gradients = gradients_B.contiguous()
-        assert gradients.shape[1] == self._size
-        assert gradients.dtype == self.dtype
-        function = getattr(_library, f"dasgrad_own_dense{self._bits}")
-
-        def part(first: int, last: int, totals: Tensor) -> None:
-            rows, out = gradients[first:last], totals[first:last]
-            function(rows.data_ptr(), last - first, self._size, self._arrays, self._coefficients, out.data_ptr())
-
-        return _in_threads(part, len(gradients), self._size)
-
-    def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor:
-        """``[b, o], [b, k] -> [b]`` float64."""
-        left, right = left_B.contiguous(), right_B.contiguous()
-        num_rows, num_columns = left.shape[1], right.shape[1]
-        assert num_rows * num_columns == self._size
-        assert left.dtype == right.dtype == self.dtype
-        function = getattr(_library, f"dasgrad_own_outer{self._bits}")
-
-        def part(first: int, last: int, totals: Tensor) -> None:
-            pointers = (left[first:last].data_ptr(), right[first:last].data_ptr())
-            shape = (last - first, num_rows, num_columns)
-            function(*pointers, *shape, self._arrays, self._coefficients, totals[first:last].data_ptr())
-
-        return _in_threads(part, len(left), self._size)
 
 
 def supports(tensor: Tensor) -> bool:
     """Whether the core is there, and for tensors of this device and type."""
     return _library is not None and tensor.device.type == "cpu" and tensor.dtype in _BITS
+
+
+def own_entries(gradients_B: Tensor, arrays: Arrays, coefficients: Coefficients) -> Tensor:
+    """``[b, n] -> [b]`` float64; arrays and coefficients as in `dasgrad.scoring.own`."""
+    gradients, size = gradients_B.contiguous(), arrays[0].numel()
+    _check(gradients, arrays)
+    assert gradients.shape[1] == size
+    function = getattr(_library, f"dasgrad_own_dense{_BITS[gradients.dtype]}")
+    terms = _pointers(arrays), (ctypes.c_double * 4)(*coefficients)
+
+    def part(first: int, last: int, totals: Tensor) -> None:
+        function(gradients[first:last].data_ptr(), last - first, size, *terms, totals[first:last].data_ptr())
+
+    return _in_threads(part, len(gradients), size)
+
+
+def own_outer_products(left_B: Tensor, right_B: Tensor, arrays: Arrays, coefficients: Coefficients) -> Tensor:
+    """``[b, o], [b, k] -> [b]`` float64."""
+    left, right, size = left_B.contiguous(), right_B.contiguous(), arrays[0].numel()
+    shape = left.shape[1], right.shape[1]
+    _check(left, arrays)
+    assert right.dtype == left.dtype
+    assert shape[0] * shape[1] == size
+    function = getattr(_library, f"dasgrad_own_outer{_BITS[left.dtype]}")
+    terms = _pointers(arrays), (ctypes.c_double * 4)(*coefficients)
+
+    def part(first: int, last: int, totals: Tensor) -> None:
+        factors = left[first:last].data_ptr(), right[first:last].data_ptr()
+        function(*factors, last - first, *shape, *terms, totals[first:last].data_ptr())
+
+    return _in_threads(part, len(left), size)
+
+
+def _check(factor: Tensor, arrays: Arrays) -> None:
+    """What C++ relies on."""
+    for array in arrays:
+        assert array is None or (array.dtype == factor.dtype and array.is_cpu and array.is_contiguous())
+
+
+def _pointers(arrays: Arrays) -> Any:
+    return (_POINTER * 4)(*(None if array is None else array.data_ptr() for array in arrays))
 
 
 def _in_threads(part: Callable[[int, int, Tensor], None], num_examples: int, size: int) -> Tensor:
