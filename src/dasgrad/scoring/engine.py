@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from dasgrad import nested
 from dasgrad.scoring import probe
+from dasgrad.scoring.calls import Call
 from dasgrad.scoring.fallback import PerExampleGradients, rows_within_budget
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.measures import Measure
-from dasgrad.scoring.tape import LayerCall, Tape
+from dasgrad.scoring.tape import Tape
 
 
 class Engine:
@@ -32,6 +34,8 @@ class Engine:
         self.irregular: dict[str, str] = {}
         self.gradients = PerExampleGradients()
         self._probed: set[object] = set()
+        self._dims: dict[str, int] = {}
+        self._anchor_all = False
         self._announced: set[str] = set()
 
     def squares(
@@ -43,8 +47,11 @@ class Engine:
             ValueError: when the loss is not one value an example, or examples interact.
         """
         num_examples = nested.count_examples(data)
-        if num_examples > 1 and (kind := probe.kind_of(data)) not in self._probed:
-            self.irregular.update(probe.find_irregular(function, params, data))
+        if num_examples == 0:
+            function.call(function.tensors(), data)  # it may have something to say of its shape
+            return torch.zeros(0, dtype=torch.float64, device=_device_of(measures))
+        if (kind := probe.kind_of(data, params)) not in self._probed:
+            self._learn(probe.look(function, params, data))
             self._probed.add(kind)
         total = torch.zeros(num_examples, dtype=torch.float64, device=_device_of(measures))
         for measure in measures.values():
@@ -65,27 +72,58 @@ class Engine:
         data: Any,
         total: Tensor,
     ) -> None:
-        tensors = function.tensors()
         shares: dict[str, Tensor] = {}
-
-        def consume(call: LayerCall, gradient: Tensor) -> None:
-            for name, form in call.forms(gradient).items():
-                if name not in tape.irregular:
-                    share = measures[name](form, len(total))
-                    shares[name] = shares[name] + share if name in shares else share
-            call.release()
-
-        tape = Tape(function.model, params, tensors, consume)
-        tape.irregular.update(self.irregular)
-        losses = tape.follow(lambda: function.call(tensors, data), len(total))
-        if tape.reads_values and not probe.agrees_alone(function, data, losses):
-            tape.irregular.update(dict.fromkeys(params, "the forward pass decides by the values of a whole batch"))
-        elif losses.requires_grad and len(total):
-            torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True)
+        tape = self._follow(function, params, measures, data, shares)
+        if tape.lost and not self._anchor_all:
+            self._anchor_all = True
+            shares.clear()
+            tape = self._follow(function, params, measures, data, shares)
         self.irregular.update(tape.irregular)
         for name, share in shares.items():
             if name not in self.irregular:
                 total += share
+
+    def _follow(
+        self,
+        function: LossFunction,
+        params: Mapping[str, Tensor],
+        measures: Mapping[str, Measure],
+        data: Any,
+        shares: dict[str, Tensor],
+    ) -> Tape:
+        """One pass under a tape that adds to ``shares`` what each parameter's calls are measured at."""
+        tensors = function.tensors()
+        num_examples = nested.count_examples(data)
+
+        def consume(call: Call, gradient: Tensor) -> None:
+            for name, form in call.forms(gradient).items():
+                if form is None:
+                    tape.irregular.setdefault(name, f"the rule of {call.kind} does not name it")
+                elif name not in tape.irregular:
+                    share = measures[name](form, num_examples)
+                    shares[name] = shares[name] + share if name in shares else share
+            call.release()
+
+        tape = Tape(function.model, params, tensors, consume, self._dims, self._anchor_all)
+        tape.irregular.update(self.irregular)
+        try:
+            losses = tape.follow(
+                lambda then: function.call(tensors, data, then),
+                lambda losses: tape.bring_gradients(losses.sum()),
+                num_examples,
+            )
+        except CheckpointError:
+            tape.irregular.update(dict.fromkeys(params, "checkpointing did not compute the same again"))
+        else:
+            if tape.reads_values and not probe.agrees_alone(function, data, losses):
+                tape.irregular.update(dict.fromkeys(params, "the forward pass decides by the values of a whole batch"))
+        return tape
+
+    def _learn(self, findings: probe.Findings) -> None:
+        self.irregular.update(findings.irregular)
+        for name, dim in findings.dims.items():
+            if self._dims.setdefault(name, dim) != dim:
+                self.irregular[name] = "its layer has the examples now here, now there"
 
     def _add_by_fallback(
         self, function: LossFunction, names: list[str], measures: Mapping[str, Measure], data: Any, total: Tensor

@@ -69,7 +69,7 @@ class Measure:
             dense = form
             shares = [
                 self.of_entries(_owned(dense.gradients(rows)).flatten(1))
-                for rows in self._blocks(num_examples, self.shape.numel())
+                for rows in self._blocks(num_examples, max(self.shape.numel(), dense.workspace))
             ]
         else:
             shares = self._of_outer(form, num_examples)
@@ -87,9 +87,7 @@ class Measure:
             return shares
         positions = first.shape[2 if form.transposed else 1]
         elements = self.shape.numel() + positions * (self.shape[0] + width * form.num_groups)
-        return [
-            self._of_sums(form.left(rows), form.right(rows), form) for rows in self._blocks(num_examples, elements)
-        ]
+        return [self._of_sums(form.left(rows), form.right(rows), form) for rows in self._blocks(num_examples, elements)]
 
     def _of_sums(self, left: Tensor, right: Tensor, form: Outer) -> Tensor:
         """The per-example gradients Σ_t left rightᵀ, formed in a buffer, measured."""
@@ -274,9 +272,7 @@ def step_measure(
     offset = moments.phi(moments.advance(state, decay, view.ahead), decay, view.ahead)
     slope = view.sign * moments.newest_share(view.ahead)
     cross = inverse * offset * (2 * slope)
-    return QuadraticMeasure(
-        param.shape, param.device, workspace, inverse * slope**2, cross, inverse * offset.square()
-    )
+    return QuadraticMeasure(param.shape, param.device, workspace, inverse * slope**2, cross, inverse * offset.square())
 
 
 def _precise(values: Tensor) -> Tensor:
