@@ -43,6 +43,8 @@ class SparseRows:
         torch.Size([2, 2])
     """
 
+    _distinct = False  # for rows pickled before this was known
+
     def __init__(
         self,
         indptr: Tensor | Sequence[int],
@@ -57,6 +59,7 @@ class SparseRows:
         self._single = False
         self._check()
         self.indptr, self.indices = self.indptr.long(), self.indices.long()
+        self._distinct = self._find_distinct()
 
     def _check(self) -> None:
         def require(argument: str, allowed: str, ok: bool, got: object) -> None:
@@ -85,13 +88,30 @@ class SparseRows:
 
     @classmethod
     def _make(
-        cls, indptr: Tensor, indices: Tensor, values: Tensor, num_columns: int, single: bool = False
+        cls,
+        indptr: Tensor,
+        indices: Tensor,
+        values: Tensor,
+        num_columns: int,
+        single: bool = False,
+        distinct: bool = False,
     ) -> "SparseRows":
         """Build from parts already known to be good."""
         rows = cls.__new__(cls)
         rows.indptr, rows.indices, rows.values = indptr, indices, values
-        rows.num_columns, rows._single = num_columns, single
+        rows.num_columns, rows._single, rows._distinct = num_columns, single, distinct
         return rows
+
+    def _find_distinct(self) -> bool:
+        """Whether no row stores a column twice: one look where columns are sorted, a sort where not."""
+        owners = torch.repeat_interleave(
+            torch.arange(self.indptr.numel() - 1, device=self.device), self.indptr.diff(), output_size=len(self.values)
+        )
+        places = owners * self.num_columns + self.indices
+        if bool((places[1:] > places[:-1]).all()):
+            return True
+        places = places.sort().values
+        return bool((places[1:] != places[:-1]).all())
 
     @classmethod
     def from_scipy(cls, matrix: Any, dtype: torch.dtype = torch.float32) -> "SparseRows":
@@ -127,6 +147,11 @@ class SparseRows:
         """The type of the values."""
         return self.values.dtype
 
+    @property
+    def distinct(self) -> bool:
+        """Whether no row stores a column twice; False as well where a larger matrix had such rows."""
+        return self._distinct
+
     def is_floating_point(self) -> bool:
         """True: the values are floating-point numbers."""
         return True
@@ -149,7 +174,8 @@ class SparseRows:
             if stride == 1:  # neighbouring rows own neighbouring entries
                 indptr = self.indptr[start : max(start, stop) + 1]
                 first, last = int(indptr[0]), int(indptr[-1])
-                return self._make(indptr - first, self.indices[first:last], self.values[first:last], self.num_columns)
+                parts = (indptr - first, self.indices[first:last], self.values[first:last])
+                return self._make(*parts, self.num_columns, distinct=self._distinct)
             rows = start + stride * torch.arange(len(range(start, stop, stride)))
         if isinstance(rows, tuple):
             raise IndexError("`SparseRows` is indexed by rows alone, got a tuple; call `.to_dense()`.")
@@ -172,10 +198,12 @@ class SparseRows:
         total = int(indptr[-1])
         entries = torch.arange(total, device=self.device)
         entries += torch.repeat_interleave(self.indptr[rows] - indptr[:-1], lengths, output_size=total)
-        return self._make(indptr, self.indices[entries], self.values[entries], self.num_columns)
+        parts = (indptr, self.indices[entries], self.values[entries])
+        return self._make(*parts, self.num_columns, distinct=self._distinct)
 
     def _as_single(self) -> "SparseRows":
-        return self._make(self.indptr, self.indices, self.values, self.num_columns, single=True)
+        parts = (self.indptr, self.indices, self.values)
+        return self._make(*parts, self.num_columns, single=True, distinct=self._distinct)
 
     def to(self, *args: Any, **kwargs: Any) -> "SparseRows":
         """As ``Tensor.to``: a device, a floating dtype, or both."""
@@ -183,7 +211,8 @@ class SparseRows:
         if not values.is_floating_point():
             raise ValueError(f"`SparseRows.to(dtype=...)` must be a floating dtype, got {values.dtype}.")
         move = {"device": values.device, "non_blocking": kwargs.get("non_blocking", False)}
-        return self._make(self.indptr.to(**move), self.indices.to(**move), values, self.num_columns, self._single)
+        parts = (self.indptr.to(**move), self.indices.to(**move), values)
+        return self._make(*parts, self.num_columns, self._single, self._distinct)
 
     def pin_memory(self) -> "SparseRows":
         """A copy in page-locked memory."""
@@ -193,6 +222,7 @@ class SparseRows:
             self.values.pin_memory(),
             self.num_columns,
             self._single,
+            self._distinct,
         )
 
     def to_dense(self) -> Tensor:
@@ -248,7 +278,9 @@ def _collate(batch: Sequence[SparseRows], *, collate_fn_map: Any = None) -> Spar
     lengths = torch.stack([row.indptr[-1] for row in batch])
     indptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     indices = torch.cat([row.indices for row in batch])
-    return SparseRows._make(indptr, indices, torch.cat([row.values for row in batch]), batch[0].num_columns)
+    values = torch.cat([row.values for row in batch])
+    distinct = all(row.distinct for row in batch)
+    return SparseRows._make(indptr, indices, values, batch[0].num_columns, distinct=distinct)
 
 
 default_collate_fn_map[SparseRows] = _collate  # torch's registry for types of one's own

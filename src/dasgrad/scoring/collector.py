@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from dasgrad.scoring.calls import Call
 from dasgrad.scoring.measures import Measure
-from dasgrad.scoring.tape import LayerCall
 
 
 class Collector:
@@ -33,20 +33,26 @@ class Collector:
         self._factors = factors
         self._shares: dict[str, Tensor] = {}
         self._timed = timed
+        self.irregular: dict[str, str] = {}
         self.rules: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
 
-    def __call__(self, call: LayerCall, gradient: Tensor) -> None:
-        """Take a layer's call and the gradient at its output; of several gradients the first alone."""
-        if call.done:
+    def __call__(self, call: Call, gradient: Tensor) -> None:
+        """Take a call on record and the gradient at its output; of several gradients the first alone."""
+        if call.build is None:
             return
         if self._factors is not None:
-            gradient = gradient / self._factors.to(gradient.dtype).view(-1, *(1,) * (gradient.dim() - 1))
+            shape = [1] * gradient.dim()
+            shape[call.dims[0]] = -1
+            gradient = gradient / self._factors.to(gradient.dtype).view(shape)
         for name, form in call.forms(gradient).items():
+            if form is None:
+                self.irregular[name] = f"the rule of {call.kind} does not name it"
+                continue
             started = self._clock()
             share = self._measures[name](form, self._num_examples)
             self._shares[name] = self._shares[name] + share if name in self._shares else share
-            self.rules[name] = call.rule.name
+            self.rules[name] = call.kind
             self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - started
         call.release()
 
@@ -55,6 +61,11 @@ class Collector:
         for name, share in self._shares.items():
             if name not in irregular:
                 total += share
+
+    def clear(self) -> None:
+        """Forget what was collected."""
+        for found in (self._shares, self.irregular, self.rules, self.seconds):
+            found.clear()
 
     def _clock(self) -> float:
         if not self._timed:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from dasgrad import nested
 from dasgrad.scoring import probe
@@ -18,7 +19,7 @@ from dasgrad.scoring.collector import Collector
 from dasgrad.scoring.fallback import PerExampleGradients, rows_within_budget
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.measures import Measure
-from dasgrad.scoring.tape import Tape
+from dasgrad.scoring.tape import Consumer, Tape
 
 
 class Engine:
@@ -33,6 +34,8 @@ class Engine:
         self.irregular: dict[str, str] = {}
         self.gradients = PerExampleGradients()
         self._probed: set[object] = set()
+        self._dims: dict[str, int] = {}
+        self._anchor_all = False
         self._announced: set[str] = set()
 
     def squares(
@@ -41,41 +44,73 @@ class Engine:
         params: Mapping[str, Tensor],
         measures: Mapping[str, Measure],
         data: Any,
-        collector: Collector | None = None,
-    ) -> Tensor:
-        """``[B]`` float64: Σ over ``params`` of what their measures say of each example's gradient.
+        *,
+        timed: bool = False,
+    ) -> tuple[Tensor, Collector]:
+        """``[B]`` float64: Σ over ``params`` of what their measures say of each example's gradient; and the details.
 
         Raises:
             ValueError: when the loss is not one value an example, or examples interact.
         """
         num_examples = nested.count_examples(data)
-        self.probe(function, params, data)
+        collector = Collector(measures, num_examples, timed=timed)
         total = bases(measures, num_examples)
+        if num_examples == 0:
+            function.call(function.tensors(), data)  # it may have something to say of its shape
+            return total, collector
+        self.look(function, params, data)
         if any(name not in self.irregular for name in params):
-            collector = Collector(measures, num_examples) if collector is None else collector
             self._add_by_rules(function, params, collector, data, total)
         self.add_by_fallback(function, measures, data, total)
-        return total.clamp_(min=0.0)
+        return total.clamp_(min=0.0), collector
 
-    def probe(self, function: LossFunction, params: Mapping[str, Tensor], data: Any) -> None:
+    def look(self, function: LossFunction, params: Mapping[str, Tensor], data: Any) -> None:
         """Look at a few examples of each kind of data before rules are trusted."""
-        if nested.count_examples(data) > 1 and (kind := probe.kind_of(data)) not in self._probed:
-            self.irregular.update(probe.find_irregular(function, params, data))
+        if (kind := probe.kind_of(data, params)) not in self._probed:
+            self._learn(probe.look(function, params, data))
             self._probed.add(kind)
+
+    def tape(
+        self, model: nn.Module, params: Mapping[str, Tensor], tensors: Mapping[str, Tensor], consume: Consumer
+    ) -> Tape:
+        """A tape that knows what was learnt so far."""
+        tape = Tape(model, params, tensors, consume, self._dims, self._anchor_all)
+        tape.irregular.update(self.irregular)
+        return tape
 
     def _add_by_rules(
         self, function: LossFunction, params: Mapping[str, Tensor], collector: Collector, data: Any, total: Tensor
     ) -> None:
-        tensors = function.tensors()
-        tape = Tape(function.model, params, tensors, collector)
-        tape.irregular.update(self.irregular)
-        losses = tape.follow(lambda: function.call(tensors, data), len(total))
-        if tape.reads_values and not probe.agrees_alone(function, data, losses):
-            tape.irregular.update(dict.fromkeys(params, "the forward pass decides by the values of a whole batch"))
-        elif losses.requires_grad and len(total):
-            torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True)
-        self.irregular.update(tape.irregular)
+        tape = self._follow(function, params, collector, data)
+        if tape.lost and not self._anchor_all:
+            self._anchor_all = True
+            collector.clear()
+            tape = self._follow(function, params, collector, data)
+        self.irregular.update(tape.irregular | collector.irregular)
         collector.add_to(total, self.irregular)
+
+    def _follow(self, function: LossFunction, params: Mapping[str, Tensor], collector: Collector, data: Any) -> Tape:
+        """One pass under a tape, with the collector at its end."""
+        tensors = function.tensors()
+        tape = self.tape(function.model, params, tensors, collector)
+        try:
+            losses = tape.follow(
+                lambda then: function.call(tensors, data, then),
+                lambda losses: tape.bring_gradients(losses.sum()),
+                nested.count_examples(data),
+            )
+        except CheckpointError:
+            tape.irregular.update(dict.fromkeys(params, "checkpointing did not compute the same again"))
+        else:
+            if tape.reads_values and not probe.agrees_alone(function, data, losses):
+                tape.irregular.update(dict.fromkeys(params, "the forward pass decides by the values of a whole batch"))
+        return tape
+
+    def _learn(self, findings: probe.Findings) -> None:
+        self.irregular.update(findings.irregular)
+        for name, dim in findings.dims.items():
+            if self._dims.setdefault(name, dim) != dim:
+                self.irregular[name] = "its layer has the examples now here, now there"
 
     def add_by_fallback(
         self, function: LossFunction, measures: Mapping[str, Measure], data: Any, total: Tensor

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from dasgrad import nested
-from dasgrad.scoring.collector import Collector
-from dasgrad.scoring.engine import Engine
+from dasgrad.scoring.engine import Engine, bases
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.measures import Measure
 
@@ -22,7 +21,7 @@ class Served:
     name: str
     shape: tuple[int, ...]
     rule: str
-    """The rule's name; ``fallback`` for per-example gradients; ``-`` where no gradient reached the parameter."""
+    """What its gradients come from: a kind of layer, or a function of torch's; ``fallback`` for per-example gradients; ``-`` where no gradient reached the parameter."""
     share: float
     """Of the whole time, in [0, 1]; all fallback parameters share one pass, shown at the first of them."""
     reason: str
@@ -65,15 +64,14 @@ def explain(
     """Score a batch once to learn what falls back, and once more with a clock."""
     num_examples = nested.count_examples(data)
     engine.squares(function, params, measures, data)
-    collector = Collector(measures, num_examples, timed=True)
     started = _now()
-    engine.squares(function, params, measures, data, collector)
+    _, collector = engine.squares(function, params, measures, data, timed=True)
     seconds = max(_now() - started, 1e-12)
     fallback = [name for name in params if name in engine.irregular]
     fallback_seconds = 0.0
     if fallback:
         started = _now()
-        engine.add_by_fallback(function, measures, data, torch.zeros_like(_any(measures).base()).repeat(num_examples))
+        engine.add_by_fallback(function, measures, data, bases(measures, num_examples))
         fallback_seconds = _now() - started
     served = []
     for name, param in params.items():
@@ -86,10 +84,6 @@ def explain(
             rule, share = collector.rules.get(name, "-"), collector.seconds.get(name, 0.0) / seconds
             served.append(Served(name.removeprefix("model."), tuple(param.shape), rule, share, ""))
     return Explanation(tuple(served), max(0.0, 1 - sum(p.share for p in served)), seconds, num_examples)
-
-
-def _any(measures: Mapping[str, Measure]) -> Measure:
-    return next(iter(measures.values()))
 
 
 def _now() -> float:

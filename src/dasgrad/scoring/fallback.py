@@ -81,16 +81,30 @@ def _by_vmap(function: LossFunction, tensors: dict[str, Tensor], names: Sequence
 def _by_loop(function: LossFunction, tensors: dict[str, Tensor], names: Sequence[str], data: Any) -> dict[str, Tensor]:
     params = {name: tensors[name].detach().requires_grad_() for name in names}
     buffers = [name for name, _ in function.named_buffers()]
-    rows: list[Sequence[Tensor]] = []
+    rows: list[list[Tensor]] = []
     for i in range(nested.count_examples(data)):
         own = {name: tensors[name].clone() for name in buffers}  # a forward pass may write to them
-        loss = function.call({**tensors, **own, **params}, nested.take(data, slice(i, i + 1)))[0]
-        if loss.requires_grad:
-            found = torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=True)
-        else:
-            found = tuple(torch.zeros_like(param) for param in params.values())
-        rows.append(found)
+
+        def take_gradients(losses: Tensor) -> None:
+            rows.append(_gradients_of(losses[0], list(params.values())))
+
+        function.call({**tensors, **own, **params}, nested.take(data, slice(i, i + 1)), take_gradients)
     if not rows:
         return {name: param.new_zeros((0, *param.shape)) for name, param in params.items()}
     stacked = (torch.stack(column).detach() for column in zip(*rows, strict=True))
     return dict(zip(names, stacked, strict=True))
+
+
+def _gradients_of(loss: Tensor, params: list[Tensor]) -> list[Tensor]:
+    if not loss.requires_grad:
+        return [torch.zeros_like(param) for param in params]
+    try:
+        return list(torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True))
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+    loss.backward()  # all that reentrant checkpointing allows
+    found = [torch.zeros_like(param) if param.grad is None else param.grad for param in params]
+    for param in params:
+        param.grad = None
+    return found

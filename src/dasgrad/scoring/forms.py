@@ -21,6 +21,8 @@ class Dense:
 
     gradients: Part
     """``rows -> [b, *param.shape]``, or any shape with as many elements in the same order."""
+    workspace: int = 0
+    """Entries of the temporaries an example's gradient takes, where they are more than the gradient's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,17 @@ def _refresh_flat_weights(module: nn.RNNBase) -> None:
 
 
 @contextmanager
+def _no_fast_attention() -> Iterator[None]:
+    """Without the inference path of attention layers, which hides their parts and answers otherwise on padding."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Evaluate the model freely inside; mode of every module and all random states come back after."""
     modes = [(module, module.training) for module in model.modules()]
@@ -53,6 +64,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_no_fast_attention())
         for kind in {"cpu", device.type}:
             stack.enter_context(torch.autocast(kind, enabled=False))
         try:

@@ -40,8 +40,8 @@ class LossFunction(nn.Module):
         self.losses = losses
         self.dtype = dtype
 
-    def forward(self, data: Any) -> Tensor:
-        """One loss an example, ``[B]``."""
+    def forward(self, data: Any, then: Callable[[Tensor], None] | None = None) -> Tensor:
+        """One loss an example, ``[B]``; ``then`` is called with them."""
         values = self.losses(self.model, data)
         expected = (nested.count_examples(data),)
         if not isinstance(values, Tensor) or tuple(values.shape) != expected:
@@ -50,12 +50,14 @@ class LossFunction(nn.Module):
                 f"the loss must be one value per example, shape {expected}, got {got}; build it with "
                 'reduction="none" and average over all but the first dimension.'
             )
+        if then is not None:
+            then(values)
         return values
 
     def cast(self, tensor: Any) -> Any:
-        """A floating tensor in the scorer's dtype, another one as it is; both fit for autograd."""
-        if isinstance(tensor, Tensor) and tensor.is_inference():
-            tensor = tensor.clone()
+        """A floating tensor in the scorer's dtype, another one as it is; both fit for autograd, and no part of it."""
+        if isinstance(tensor, Tensor):
+            tensor = tensor.clone() if tensor.is_inference() else tensor.detach()
         return tensor.to(self.dtype) if self.dtype is not None and tensor.is_floating_point() else tensor
 
     def tensors(self) -> dict[str, Tensor]:
@@ -65,7 +67,7 @@ class LossFunction(nn.Module):
             held[name] = self.cast(buffer.detach()).clone()
         return held
 
-    def call(self, tensors: Mapping[str, Tensor], data: Any) -> Tensor:
-        """The losses under the given parameters and buffers."""
-        values: Tensor = torch.func.functional_call(self, dict(tensors), (data,))
+    def call(self, tensors: Mapping[str, Tensor], data: Any, then: Callable[[Tensor], None] | None = None) -> Tensor:
+        """The losses under the given parameters and buffers; these are in place while ``then(losses)`` runs."""
+        values: Tensor = torch.func.functional_call(self, dict(tensors), (data, then))
         return values

@@ -71,7 +71,7 @@ class Measure:
             dense = form
             shares = [
                 self.of_entries(_owned(dense.gradients(rows)).flatten(1))
-                for rows in self._blocks(num_examples, self.shape.numel())
+                for rows in self._blocks(num_examples, max(self.shape.numel(), dense.workspace))
             ]
         else:
             shares = self._of_outer(form, num_examples)

@@ -7,52 +7,80 @@ fallback. And each loss is compared with the loss of the example alone: where th
 and no per-example gradient exists.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dasgrad import nested
+from dasgrad.scoring.calls import Call
 from dasgrad.scoring.losses import LossFunction
-from dasgrad.scoring.tape import LayerCall, Tape
+from dasgrad.scoring.tape import Tape
 
 NUM_PROBED = 3
 
 
-def kind_of(data: Any) -> object:
-    """What decides whether data must be probed anew: types and numbers of dimensions."""
-    return tuple((leaf.dtype, leaf.dim()) for leaf in nested.leaves(data))
+@dataclass
+class Findings:
+    """What a look at a few examples showed."""
+
+    irregular: dict[str, str] = field(default_factory=dict)
+    """Parameters no rule may serve, with the reason."""
+    dims: dict[str, int] = field(default_factory=dict)
+    """For the others, the dimension of their layer's output that runs over the examples."""
 
 
-def find_irregular(function: LossFunction, params: Mapping[str, Tensor], data: Any) -> dict[str, str]:
-    """Parameters whose layers do not have the examples along the first dimension, with the reason.
+def kind_of(data: Any, params: Iterable[str]) -> object:
+    """What decides whether data must be probed anew: types, numbers of dimensions, what is scored."""
+    shapes = tuple((leaf.dtype, leaf.dim()) for leaf in nested.leaves(data))
+    return shapes, tuple(params), nested.count_examples(data) > 1
+
+
+def look(function: LossFunction, params: Mapping[str, Tensor], data: Any) -> Findings:
+    """Where the examples are in the output of each layer, and which parameters' layers have none.
 
     Raises:
         ValueError: when an example's loss depends on the others of its batch.
     """
-    few = nested.take(data, slice(0, min(NUM_PROBED, nested.count_examples(data))))
+    found = nested.count_examples(data)
+    few = nested.take(data, slice(0, NUM_PROBED) if found >= NUM_PROBED else [k % found for k in range(NUM_PROBED)])
     tensors = function.tensors()
-    reached: list[tuple[LayerCall, Tensor]] = []
-    tape = Tape(function.model, params, tensors, lambda call, gradient: reached.append((call, gradient)))
-    num_examples = nested.count_examples(few)
-    losses = tape.follow(lambda: function.call(tensors, few), num_examples)
+    reached: list[tuple[Call, Tensor]] = []
+    possible: dict[int, set[int]] = {}
+    tape = Tape(function.model, params, tensors, lambda *arrival: reached.append(arrival), anchor_all=True)
+
+    def backward(losses: Tensor) -> None:
+        for i in range(NUM_PROBED):
+            reached.clear()
+            tape.bring_gradients(losses[i], retain_graph=True)
+            for call, gradient in reached:
+                left = possible.setdefault(id(call), set(call.dims))
+                left -= {dim for dim in call.dims if _reaches_others(gradient, i, dim)}
+
+    losses = tape.follow(lambda then: function.call(tensors, few, then), backward, NUM_PROBED)
     if not tape.reads_values and not agrees_alone(function, few, losses):
         raise ValueError(
             "the loss of an example must not depend on the others of its batch, but it changes when the example "
             "is evaluated alone: a normalisation or a loss over the whole batch has no per-example gradients."
         )
-    found: dict[str, str] = {}
-    if losses.requires_grad:
-        for i in range(num_examples):
-            reached.clear()
-            torch.autograd.grad(losses[i], tape.anchor, retain_graph=True, allow_unused=True)
-            for call, gradient in reached:
-                others = torch.cat([gradient[:i], gradient[i + 1 :]])
-                if bool((others.nan_to_num() != 0).any()):  # 0 · NaN is no evidence
-                    reason = f"{type(call.module).__name__} does not have the examples along the first dimension"
-                    found.update(dict.fromkeys(call.names.values(), reason))
-    return found
+    findings = Findings(dict(tape.irregular))
+    for call in tape.calls:
+        left = possible.get(id(call), set(call.dims))
+        for name in call.names:
+            if len(left) == 1:
+                findings.dims[name] = min(left)
+            elif name not in findings.irregular:
+                where = "along the first dimension" if not left else "along a dimension that can be told from others"
+                findings.irregular[name] = f"{call.kind} does not have the examples {where}"
+    return findings
+
+
+def _reaches_others(gradient: Tensor, example: int, dim: int) -> bool:
+    """Whether an example's gradient is not zero in the rows of others."""
+    others = torch.cat([gradient.narrow(dim, 0, example), gradient.narrow(dim, example + 1, NUM_PROBED - example - 1)])
+    return bool((others.nan_to_num() != 0).any())  # 0 · NaN is no evidence
 
 
 def agrees_alone(function: LossFunction, data: Any, losses: Tensor) -> bool:

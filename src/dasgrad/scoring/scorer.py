@@ -22,7 +22,6 @@ from dasgrad.scoring.listening import Heard, Weighted
 from dasgrad.scoring.losses import Losses, LossFunction, losses_of_pairs
 from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
 from dasgrad.scoring.preconditioned import Preconditioner, read_optimizer
-from dasgrad.scoring.tape import Tape
 from dasgrad.scoring.workspace import Workspace
 
 ScoreName = Literal["dasgrad", "gradient", "last_layer", "loss"]
@@ -205,16 +204,15 @@ class ExampleScorer:
         measures = self._measures(params)
         function = LossFunction(self.model, self._losses, self._dtype)
         with untouched(self._announced_model()):
-            self._engine.probe(function, params, batch.data)
+            self._engine.look(function, params, nested.map_leaves(function.cast, batch.data))
         num_examples = len(batch.weights)
         factors = batch.weights.to(device_of(self.model)) * (scale / max(1, num_examples))
         collector = Collector(measures, num_examples, factors)
-        tape = Tape(self.model, params, params, collector)
-        tape.irregular.update(self._engine.irregular)
+        tape = self._engine.tape(self.model, params, params, collector)
         heard = Heard()
         with tape.following(num_examples):
             yield heard
-        self._engine.irregular.update(tape.irregular)
+        self._engine.irregular.update(tape.irregular | collector.irregular)
         total = bases(measures, num_examples)
         collector.add_to(total, self._engine.irregular)
         with untouched(self.model):
@@ -264,7 +262,7 @@ class ExampleScorer:
 
         def scores(data: Any) -> Tensor:
             data = nested.map_leaves(function.cast, data)
-            squares = self._engine.squares(function, params, measures, data)
+            squares, _ = self._engine.squares(function, params, measures, data)
             return squares.sqrt().to(precise)
 
         precise = self._precise(params)

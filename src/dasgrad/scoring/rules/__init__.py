@@ -2,7 +2,7 @@
 
 A rule is a function of a layer, the arguments of its call and the gradient at its output; it returns the
 `dasgrad.scoring.forms` of the layer's own parameters by their names in the layer. It must hold for every
-call of the layer that `takes` accepts; everything else goes to the exact fallback.
+call of the layer that its ``misfit`` lets through; everything else goes to the exact fallback.
 
 >>> import torch
 >>> from torch import nn
@@ -17,11 +17,14 @@ call of the layer that `takes` accepts; everything else goes to the exact fallba
 >>> @rules.rule(Scale)
 ... def scale(module, x, *, grad):
 ...     return {"factors": forms.Dense(lambda rows: grad[rows] * x[rows])}
+
+Layers that hand their parameters to one large torch function (attention, recurrent layers) are served by a
+`rewrite` of that function instead.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -32,7 +35,7 @@ Forms = Callable[..., Mapping[str, Form]]
 """``forms(module, *args, grad=..., **kwargs)`` with the layer's call arguments -> ``{parameter name: form}``."""
 Misfit = Callable[..., str | None]
 """``misfit(module, num_examples, *args, **kwargs)``: why a call is not what a rule is for; None when it is."""
-F = TypeVar("F", bound=Forms)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,30 @@ class Rule:
 
     forms: Forms
     misfit: Misfit
-    name: str
+    any_position: bool
+    """Whether the first dimensions are alike to the layer, so that examples may run along the second too."""
 
+
+class Declined(Exception):
+    """Raised by a rewrite, before it has watched anything: the call is not what it is for."""
+
+
+class Watcher(Protocol):
+    """What a rewrite is given to report its parameters' uses."""
+
+    def watch(
+        self, output: Tensor, params: Sequence[Tensor | None], forms: Callable[[Tensor], Sequence[Form]]
+    ) -> Tensor:
+        """The same output, ``[B, ...]``, on record: ``forms(gradient at the output)`` are those of ``params``."""
+
+
+Rewrite = Callable[..., Any]
+"""``rewrite(watcher, *args, **kwargs)`` with a torch function's arguments -> what the function returns."""
 
 _RULES: dict[type[nn.Module], Rule] = {}
+_REWRITES: dict[Any, Rewrite] = {}
+_REWRITTEN: set[type[nn.Module]] = set()
+_HARMLESS = {"extra_repr", "reset_parameters", "_reset_parameters", "_load_from_state_dict", "_save_to_state_dict"}
 
 
 def examples_first(module: nn.Module, num_examples: int, *args: Any, **kwargs: Any) -> str | None:
@@ -54,28 +77,62 @@ def examples_first(module: nn.Module, num_examples: int, *args: Any, **kwargs: A
     return "called without the examples along the first dimension"
 
 
-def rule(*kinds: type[nn.Module], misfit: Misfit = examples_first) -> Callable[[F], F]:
-    """Register a function as the rule of these classes, and of subclasses that inherit their ``forward``."""
+def rule(*kinds: type[nn.Module], misfit: Misfit = examples_first, any_position: bool = False) -> Callable[[F], F]:
+    """Register a function as the rule of these classes, and of subclasses that do not change what they compute.
+
+    Args:
+        kinds: classes of layers.
+        misfit: says why a call is not what the rule is for, by default when the examples do not come first.
+        any_position: whether the layer treats its first dimensions alike, as ``nn.Linear`` does; then the rule
+            also serves sequence-first calls, and is given their arguments with the examples moved to the front.
+    """
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             raise TypeError(f"`rule(...)` must be given subclasses of nn.Module, got {kind!r}.")
 
     def register(function: F) -> F:
         for kind in kinds:
-            _RULES[kind] = Rule(function, misfit, function.__name__)
+            _RULES[kind] = Rule(function, misfit, any_position)
+        return function
+
+    return register
+
+
+def rewrite(*functions: Any, owners: Sequence[type[nn.Module]]) -> Callable[[F], F]:
+    """Register a rewrite of torch functions, for parameters that modules of these classes own."""
+
+    def register(function: F) -> F:
+        _REWRITES.update(dict.fromkeys(functions, function))
+        _REWRITTEN.update(owners)
         return function
 
     return register
 
 
 def find_rule(module: nn.Module) -> Rule | None:
-    """The rule of a module whose call is that of a class with one; None where it has a ``forward`` of its own."""
-    if "forward" in vars(module):
+    """The rule of a module that computes what a class with one computes; None where it overrides a part of it."""
+    kind = _known_kind(module, _RULES)
+    return None if kind is None else _RULES[kind]
+
+
+def is_rewritten(module: nn.Module) -> bool:
+    """Whether the module hands its parameters to a function that has a rewrite."""
+    return _known_kind(module, _REWRITTEN) is not None
+
+
+def find_rewrite(function: Any) -> Rewrite | None:
+    """The rewrite of a torch function."""
+    return _REWRITES.get(function)
+
+
+def _known_kind(module: nn.Module, known: Any) -> type[nn.Module] | None:
+    own = type(module)
+    kind = next((kind for kind in own.__mro__ if kind in known), None)
+    if kind is None or "forward" in vars(module):
         return None
-    for kind in type(module).__mro__:
-        if kind in _RULES:
-            return _RULES[kind] if type(module).forward is kind.forward else None
-    return None
+    parts = {name for base in kind.__mro__ if base not in nn.Module.__mro__ for name in vars(base)} - _HARMLESS
+    methods = [name for name in parts if callable(getattr(kind, name)) and not name.startswith("__")]
+    return kind if all(getattr(own, name) is getattr(kind, name) for name in methods) else None
 
 
 def flatten_positions(values_B: Tensor) -> Tensor:
@@ -83,4 +140,28 @@ def flatten_positions(values_B: Tensor) -> Tensor:
     return values_B if values_B.dim() == 2 else values_B.flatten(1, -2)
 
 
-from dasgrad.scoring.rules import linear  # noqa: E402, F401 - registers itself
+from dasgrad.scoring.rules import (  # noqa: E402 - they register themselves
+    attention,
+    convolution,
+    embedding,
+    linear,
+    normalization,
+)
+
+__all__ = [
+    "Declined",
+    "Rule",
+    "Watcher",
+    "attention",
+    "convolution",
+    "embedding",
+    "examples_first",
+    "find_rewrite",
+    "find_rule",
+    "flatten_positions",
+    "is_rewritten",
+    "linear",
+    "normalization",
+    "rewrite",
+    "rule",
+]
