@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from dasgrad.scoring.calls import Call
+from dasgrad.scoring.forms import Outer
 from dasgrad.scoring.measures import Measure
+from dasgrad.scoring.shortcut import LinearShortcut
 
 
 class Collector:
@@ -33,6 +36,7 @@ class Collector:
         self._factors = factors
         self._shares: dict[str, Tensor] = {}
         self._timed = timed
+        self.shortcut = LinearShortcut(measures)
         self.irregular: dict[str, str] = {}
         self.rules: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
@@ -49,6 +53,8 @@ class Collector:
             if form is None:
                 self.irregular[name] = f"the rule of {call.kind} does not name it"
                 continue
+            if name in self.shortcut.squares and isinstance(form, Outer):
+                form = replace(form, squares=self.shortcut.squares.pop(name))
             started = self._clock()
             share = self._measures[name](form, self._num_examples)
             self._shares[name] = self._shares[name] + share if name in self._shares else share

@@ -93,10 +93,11 @@ class Engine:
         """One pass under a tape, with the collector at its end."""
         tensors = function.tensors()
         tape = self.tape(function.model, params, tensors, collector)
+        tape.shortcut = collector.shortcut
         try:
             losses = tape.follow(
                 lambda then: function.call(tensors, data, then),
-                lambda losses: tape.bring_gradients(losses.sum()),
+                tape.bring_gradients,
                 nested.count_examples(data),
             )
         except CheckpointError:
@@ -142,7 +143,12 @@ class Engine:
 
 def bases(measures: Mapping[str, Measure], num_examples: int) -> Tensor:
     """``[B]`` float64: the squares of examples with no gradient at all."""
-    return torch.stack([measure.base() for measure in measures.values()]).sum().repeat(num_examples)
+    first = next(iter(measures.values()))
+    total = torch.zeros(num_examples, dtype=torch.float64, device=first.device)
+    for measure in measures.values():
+        if (base := measure.base()) is not None:
+            total += base
+    return total
 
 
 def _plain(name: str) -> str:

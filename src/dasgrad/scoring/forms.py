@@ -40,6 +40,8 @@ class Outer:
     num_groups: int = 1
     transposed: bool = False
     """Whether parts have t last, ``[b, G·o, T]`` and ``[b, G·k, T]``, as convolutions do."""
+    squares: Tensor | None = None
+    """``[B, o]``: x²Qᵀ under the measure's quadratic term, where it was computed beside the layer's output."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ def available(tensor: Tensor) -> bool:
     return triton is not None and tensor.is_cuda and tensor.dtype == torch.float32
 
 
-def linear_with_squares(x: Tensor, weight: Tensor, quadratic: Tensor) -> tuple[Tensor, Tensor]:
-    """``[B, k], [o, k], [o, k] -> [B, o], [B, o]``: x Wᵀ and x² Qᵀ, in full float32 unless tf32 is allowed."""
+def linear_with_squares(x: Tensor, weight: Tensor, bias: Tensor | None, quadratic: Tensor) -> tuple[Tensor, Tensor]:
+    """``[B, k], [o, k], [o], [o, k] -> [B, o], [B, o]``: x Wᵀ + b and x² Qᵀ, in float32 unless tf32 is allowed."""
     num_rows, num_inputs, num_outputs = x.shape[0], x.shape[1], weight.shape[0]
     x, weight, quadratic = x.contiguous(), weight.contiguous(), quadratic.contiguous()
     y = torch.empty(num_rows, num_outputs, device=x.device, dtype=torch.float32)
@@ -40,8 +40,9 @@ def linear_with_squares(x: Tensor, weight: Tensor, quadratic: Tensor) -> tuple[T
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
     rows, inputs = 64, 64 if precision == "tf32" else 32
     bodies.linear_with_squares[(triton.cdiv(num_rows, rows),)](
-        x, weight, quadratic, y, s, num_rows, num_inputs, num_outputs,
-        ROWS=rows, INPUTS=inputs, OUTPUTS=outputs, PRECISION=precision, num_warps=4, num_stages=4,
+        x, weight, quadratic, weight if bias is None else bias.contiguous(), y, s, num_rows, num_inputs, num_outputs,
+        ROWS=rows, INPUTS=inputs, OUTPUTS=outputs, BIAS=bias is not None, PRECISION=precision,
+        num_warps=4, num_stages=4,
     )  # fmt: skip
     return y, s
 
@@ -64,32 +65,37 @@ def own_outer_products(left: Tensor, right: Tensor, arrays: Arrays, coefficients
 def own_entries(gradients: Tensor, arrays: Arrays, coefficients: Coefficients) -> Tensor:
     """``[B, n] -> [B]``."""
     floor, past, decay, offset = arrays
-    out, grid, sizes = _row_sums(gradients)
-    bodies.own_entries[grid](
-        gradients.contiguous(), floor, past, past if decay is None else decay, past if offset is None else offset, out,
-        *coefficients, *sizes, ROWS=_ROWS, ENTRIES=_ENTRIES, DECAY=decay is not None, MOMENTUM=offset is not None,
-        GUARD=coefficients[3] == 0, num_warps=4,
+    sums = _RowSums(gradients)
+    bodies.own_entries[sums.grid](
+        gradients.contiguous(), floor, past, past if decay is None else decay, past if offset is None else offset,
+        sums.parts, *coefficients, *sums.sizes, ROWS=sums.rows, ENTRIES=sums.entries, DECAY=decay is not None,
+        MOMENTUM=offset is not None, GUARD=coefficients[3] == 0, num_warps=4,
     )  # fmt: skip
-    return out.sum(1)
+    return sums.total()
 
 
 def quadratic_entries(gradients: Tensor, quadratic: Tensor | None, cross: Tensor | None) -> Tensor:
     """``[B, n], [n], [n] -> [B]``: Σₖ quadraticₖ gₖ² + crossₖ gₖ."""
-    out, grid, sizes = _row_sums(gradients)
-    bodies.quadratic_entries[grid](
+    sums = _RowSums(gradients)
+    bodies.quadratic_entries[sums.grid](
         gradients.contiguous(), gradients if quadratic is None else quadratic.contiguous(),
-        gradients if cross is None else cross.contiguous(), out, *sizes,
-        ROWS=_ROWS, ENTRIES=_ENTRIES, QUADRATIC=quadratic is not None, CROSS=cross is not None, num_warps=4,
+        gradients if cross is None else cross.contiguous(), sums.parts, *sums.sizes, ROWS=sums.rows,
+        ENTRIES=sums.entries, QUADRATIC=quadratic is not None, CROSS=cross is not None, num_warps=4,
     )  # fmt: skip
-    return out.sum(1)
+    return sums.total()
 
 
-_ROWS, _ENTRIES = 4, 512
+class _RowSums:
+    """How the rows of a matrix are shared out over programs, and the partial sums these leave."""
 
+    def __init__(self, matrix: Tensor) -> None:
+        num_rows, size = matrix.shape
+        self.entries = min(512, max(8, triton.next_power_of_2(size)))
+        self.rows = 2048 // self.entries
+        num_parts = max(1, min(64, size // (4 * self.entries)))
+        self.parts = torch.empty(num_rows, num_parts, device=matrix.device, dtype=torch.float32)
+        self.grid = (triton.cdiv(num_rows, self.rows), num_parts)
+        self.sizes = (num_rows, size, num_parts)
 
-def _row_sums(gradients: Tensor) -> tuple[Tensor, tuple[int, int], tuple[int, int, int]]:
-    """Partial sums to be filled, the grid of programs that fill them, and the sizes they are told."""
-    num_rows, size = gradients.shape
-    num_parts = max(1, min(64, size // (4 * _ENTRIES)))
-    out = torch.empty(num_rows, num_parts, device=gradients.device, dtype=torch.float32)
-    return out, (triton.cdiv(num_rows, _ROWS), num_parts), (num_rows, size, num_parts)
+    def total(self) -> Tensor:
+        return self.parts.sum(1) if self.parts.shape[1] > 1 else self.parts[:, 0]

@@ -36,10 +36,11 @@ class Measure:
         self.shape = shape
         self.device = device
         self.workspace = workspace
+        self._base: Tensor | None = None
 
-    def base(self) -> Tensor:
-        """Σₖ fₖ(0), 0-dim float64: the share of an example whose gradient is zero here."""
-        raise NotImplementedError
+    def base(self) -> Tensor | None:
+        """Σₖ fₖ(0), 0-dim float64: the share of an example whose gradient is zero here; None is 0."""
+        return self._base
 
     def of_entries(self, gradients_B: Tensor) -> Tensor:
         """``[b, shape.numel()] -> [b]``: Σₖ fₖ(gₖ) − fₖ(0); uses up its argument."""
@@ -52,6 +53,10 @@ class Measure:
     def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
         """The same over row ``indices[e]`` alone, where g is ``values[e]``: ``[m], [m, width] -> [m]``."""
         raise NotImplementedError
+
+    def quadratic(self) -> Tensor | None:
+        """Q where Σₖ fₖ(gₖ) = Σₖ Qₖ gₖ² and nothing else; None otherwise."""
+        return None
 
     def select(self, rows: slice) -> "Measure":
         """The measure of a slice of the parameter's first dimension."""
@@ -75,10 +80,12 @@ class Measure:
             ]
         else:
             shares = self._of_outer(form, num_examples)
-        return torch.cat(shares).double()
+        return (shares[0] if len(shares) == 1 else torch.cat(shares)).double()
 
     def _of_outer(self, form: Outer, num_examples: int) -> list[Tensor]:
         width = self.shape.numel() // max(1, self.shape[0])
+        if form.squares is not None:
+            return [form.left(slice(None)).square().mul_(form.squares).sum(1)]
         first = form.left(slice(0, 1))
         if first.dim() == 2:
             shares = []
@@ -158,11 +165,10 @@ class QuadraticMeasure(Measure):
         self._quadratic = quadratic
         self._cross = cross
         self._constant = constant
-        none = torch.zeros((), dtype=torch.float64, device=device)
-        self._base = none if constant is None else constant.sum(dtype=torch.float64)
+        self._base = None if constant is None else constant.sum(dtype=torch.float64)
 
-    def base(self) -> Tensor:
-        return self._base
+    def quadratic(self) -> Tensor | None:
+        return self._quadratic if self._cross is None else None
 
     def of_entries(self, gradients_B: Tensor) -> Tensor:
         gradients = _precise(gradients_B)
@@ -225,16 +231,14 @@ class ElementwiseMeasure(Measure):
         self._preconditioner: Preconditioner = preconditioner
         self._momentum = momentum
 
-        dtype = torch.promote_types(self._view.param.dtype, torch.float32)
-        nothing = torch.zeros((1, *self.shape), dtype=dtype, device=self.device)
-        self._base = self._measure(nothing, view)[0].double()
-
-    def base(self) -> Tensor:
-        return self._base
+        if momentum:  # without it fₖ(0) = 0
+            dtype = torch.promote_types(self._view.param.dtype, torch.float32)
+            nothing = torch.zeros((1, *self.shape), dtype=dtype, device=self.device)
+            self._base = self._measure(nothing, view)[0].double()
 
     def of_entries(self, gradients_B: Tensor) -> Tensor:
         total = self._measure(gradients_B.view(len(gradients_B), *self.shape), self._view)
-        return total - self._base if self._momentum else total  # without momentum fₖ(0) = 0
+        return total if self._base is None else total - self._base
 
     def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
         view = replace(
@@ -260,27 +264,27 @@ class OwnMeasure(Measure):
         self._view = view
         self._momentum = momentum
         self._terms: dict[torch.dtype, OwnTerms] = {}
-        self._base = torch.zeros((), dtype=torch.float64, device=self.device)
         if momentum:
             dtype = torch.promote_types(view.param.dtype, torch.float32)
             nothing = torch.zeros((1, self.shape.numel()), dtype=dtype, device=self.device)
             self._base = own.sum_entries(self._terms_in(dtype), nothing)[0].double() * view.lr_share
 
-    def base(self) -> Tensor:
-        return self._base
-
     def of_entries(self, gradients_B: Tensor) -> Tensor:
         gradients = _precise(gradients_B)
-        return own.sum_entries(self._terms_in(gradients.dtype), gradients) * self._view.lr_share - self._base
+        return self._share(own.sum_entries(self._terms_in(gradients.dtype), gradients))
 
     def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor | None:
         left, right = _precise(left_B), _precise(right_B)
         total = own.sum_outer_products(self._terms_in(left.dtype), left, right)
-        return None if total is None else total * self._view.lr_share - self._base
+        return None if total is None else self._share(total)
 
     def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
         values = _precise(values)
         return own.sum_rows(self._terms_in(values.dtype), indices, values, columns) * self._view.lr_share
+
+    def _share(self, total: Tensor) -> Tensor:
+        share = total if self._view.lr_share == 1 else total * self._view.lr_share
+        return share if self._base is None else share - self._base
 
     def _terms_in(self, dtype: torch.dtype) -> OwnTerms:
         if dtype not in self._terms:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
@@ -46,6 +47,8 @@ _CUTS_GRADIENT = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.data.__get
 _BY_REWRITE = -1
 """Stands for the layer whose call may use a parameter, where only a rewritten function may."""
 
+Shortcut = Callable[[str, Tensor, Tensor, Tensor | None], Tensor | None]
+"""From a weight's name, input, weight and bias to a linear layer's output, or None for the ordinary way."""
 Consumer = Callable[[Call, Tensor], None]
 """What is done with a call and the gradient at its output."""
 
@@ -86,6 +89,7 @@ class Tape(TorchFunctionMode):
         self.irregular: dict[str, str] = {}
         self.calls: list[Call] = []
         self.reads_values = False
+        self.shortcut: Shortcut | None = None
         self._names = {id(tensors[name]): name for name in params}
         self._consume = consume
         self._dims = dims
@@ -155,15 +159,16 @@ class Tape(TorchFunctionMode):
             stack.enter_context(self)
             yield
 
-    def bring_gradients(self, loss: Tensor, retain_graph: bool = False) -> None:
-        """Hand the gradients of a scalar to `consume`, call by call; those it does not depend on are left out."""
+    def bring_gradients(self, losses: Tensor, retain_graph: bool = False) -> None:
+        """Hand the gradients of Σ losses to `consume`, call by call; those it does not depend on are left out."""
         assert self._anchor is not None
-        if not loss.requires_grad:
+        if not losses.requires_grad:
             return
+        ones = torch.ones_like(losses)
         if self._skipped:  # reentrant checkpointing refuses to work under autograd.grad
-            loss.backward(retain_graph=retain_graph)
+            losses.backward(ones, retain_graph=retain_graph)
         else:
-            torch.autograd.grad(loss, self._anchor, retain_graph=retain_graph, allow_unused=True)
+            torch.autograd.grad(losses, self._anchor, ones, retain_graph=retain_graph, allow_unused=True)
 
     @property
     def lost(self) -> bool:
@@ -267,7 +272,9 @@ class Tape(TorchFunctionMode):
         rewrite = find_rewrite(func)
         if rewrite is not None:
             return self._call_rewrite(rewrite, func, args, kwargs)
-        result = func(*args, **kwargs)
+        result = self._by_shortcut(*args, **kwargs) if func is F.linear and self.shortcut is not None else None
+        if result is None:
+            result = func(*args, **kwargs)
         if not self._forward:
             return result
         if func in _HOST_READS:
@@ -280,6 +287,15 @@ class Tape(TorchFunctionMode):
                 what = getattr(func, "__name__", str(func))
                 self.irregular[name] = f"used outside its layer, by {what}"
         return result
+
+    def _by_shortcut(self, input: Any, weight: Any, bias: Any = None) -> Tensor | None:
+        name = self._names.get(id(weight))
+        if name is None or name in self.irregular or not self._forward or not self._stack:
+            return None
+        if self.shortcut is None or self._owners.get(name) != id(self._stack[-1].module):
+            return None
+        with torch._C.DisableTorchFunction():
+            return self.shortcut(name, input, weight, bias) if isinstance(input, Tensor) else None
 
     def _call_rewrite(self, rewrite: Rewrite, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = set(self._names_in((args, kwargs)))

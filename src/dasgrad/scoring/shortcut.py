@@ -1,0 +1,38 @@
+"""A linear layer read once: its output and its share of the scores out of one pass over the data, on a GPU.
+
+Where a layer's input is the data themselves, reading them is all the cost: logistic regression reads each
+example for the forward pass and once more for (b²)ᵀH^(−1)(x²). But x²H^(−1)ᵀ does not depend on b, and can be
+computed beside x Wᵀ.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dasgrad.scoring import kernels
+from dasgrad.scoring.measures import Measure
+
+
+class LinearShortcut:
+    """Computes outputs of linear layers, and keeps x²Qᵀ for when their gradients arrive.
+
+    Attributes:
+        squares: ``[B, o]`` by the name of the layer's weight.
+    """
+
+    def __init__(self, measures: Mapping[str, Measure]) -> None:
+        self._measures = measures
+        self.squares: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """The layer's output; None where the ordinary way must do, or does as well."""
+        if not (kernels.available(x) and kernels.available(weight)) or torch.is_autocast_enabled("cuda"):
+            return None
+        if x.dim() != 2 or x.requires_grad or len(weight) > kernels.MOST_OUTPUTS:
+            return None
+        quadratic = self._measures[name].quadratic()
+        if quadratic is None:
+            return None
+        output, self.squares[name] = kernels.linear_with_squares(x, weight, bias, quadratic)
+        return output
