@@ -43,7 +43,16 @@ _HOST_READS = {
     torch.equal,
     torch.is_nonzero,
 }
-_CUTS_GRADIENT = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.data.__get__}
+_NO_USES = {
+    Tensor.backward,
+    Tensor.data.__get__,  # type: ignore[attr-defined]
+    Tensor.detach,
+    Tensor.detach_,
+    torch.autograd.backward,
+    torch.autograd.grad,
+    torch.detach,
+}
+"""No gradient flows through these to the parameters they are given."""
 _BY_REWRITE = -1
 """Stands for the layer whose call may use a parameter, where only a rewritten function may."""
 
@@ -281,7 +290,7 @@ class Tape(TorchFunctionMode):
             self.reads_values = True
         here = id(self._stack[-1].module) if self._stack else None
         for name in self._names_in((args, kwargs)):
-            if name in self.irregular or func in _CUTS_GRADIENT:
+            if name in self.irregular or func in _NO_USES:
                 continue
             if self._owners.get(name) != here and any(True for _ in _tensors_in(result)):
                 what = getattr(func, "__name__", str(func))
