@@ -16,9 +16,9 @@ from setuptools.errors import BaseError, CCompilerError
 # rearranged or fused arithmetic, whatever CFLAGS says.
 UNIX_FLAGS = ["-std=c++17", "-O3", "-fno-fast-math", "-ffp-contract=off", "-fvisibility=hidden", "-fno-exceptions"]
 # Sums of scores may be taken in any order, in the widest vectors at hand.
-VECTOR_FLAGS = ["-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"]
+VECTOR_FLAGS = ["-ffp-contract=fast", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"]
 MSVC_FLAGS = ["/std:c++17", "/O2", "/fp:precise"]
-EXTRA_FLAGS = {"dasgrad.scoring.native.own": VECTOR_FLAGS}
+EXTRA_FLAGS = {"dasgrad.scoring.native.measures": VECTOR_FLAGS}
 
 
 def core(name: str) -> Extension:
@@ -57,5 +57,5 @@ class BuildWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2] if built else "any"
 
 
-CORES = [core("dasgrad.sampling.native.segment_tree"), core("dasgrad.scoring.native.own")]
+CORES = [core("dasgrad.sampling.native.segment_tree"), core("dasgrad.scoring.native.measures")]
 setup(ext_modules=CORES, cmdclass={"build_ext": BuildCore, "bdist_wheel": BuildWheel})

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dasgrad.moments import BuiltinMoments
-from dasgrad.scoring import kernels, own
+from dasgrad.scoring import kernels, native, own
 from dasgrad.scoring.forms import Dense, Form, Outer, Rows, Slice
 from dasgrad.scoring.own import OwnTerms, rows_of
 from dasgrad.scoring.preconditioned import Preconditioner, Preconditioning, squared_norms
@@ -195,6 +195,8 @@ class QuadraticMeasure(Measure):
     def _weighted_squares(self, left_B: Tensor, right_B: Tensor, quadratic: Tensor) -> Tensor:
         """(left²)ᵀ Q (right²), the larger factor squared into a buffer and multiplied first."""
         quadratic = quadratic.to(left_B.dtype)
+        if native.supports(left_B) and len(quadratic) <= native.FEW_OUTPUTS:
+            return native.quadratic_outer_products(left_B, right_B, quadratic)
         small, large, matrix = left_B, right_B, quadratic.t()
         if left_B.shape[1] > right_B.shape[1]:
             small, large, matrix = right_B, left_B, quadratic

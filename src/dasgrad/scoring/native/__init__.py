@@ -1,6 +1,6 @@
-"""The compiled core of scores with the example's own gradient in the metric, where the package was built with one.
+"""The compiled core of measures, where the package was built with one.
 
-Without it the same formula runs in torch operations, several passes over blocks that fit the cache.
+Without it the same formulas run in torch operations, in several passes over blocks that fit the cache.
 """
 
 import ctypes
@@ -14,15 +14,20 @@ from torch import Tensor
 
 from dasgrad import shared_library
 
+FEW_OUTPUTS = 32
+"""Up to so many outputs `quadratic_outer_products` is faster than a matrix product."""
 _WORTH_A_THREAD = 2**19
 """Entries below which starting a thread costs more than it saves."""
 _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _DENSE = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _OUTER = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
+_QUADRATIC = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
 _library = shared_library.load(
     Path(__file__).parent,
-    "own",
+    "measures",
     {
+        "dasgrad_quadratic32": _QUADRATIC,
+        "dasgrad_quadratic64": _QUADRATIC,
         "dasgrad_own_dense32": _DENSE,
         "dasgrad_own_dense64": _DENSE,
         "dasgrad_own_outer32": _OUTER,
@@ -68,6 +73,22 @@ def own_outer_products(left_B: Tensor, right_B: Tensor, arrays: Arrays, coeffici
         function(*factors, last - first, *shape, *terms, totals[first:last].data_ptr())
 
     return _in_threads(part, len(left), size)
+
+
+def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor) -> Tensor:
+    """``[b, o], [b, k], [o, k] -> [b]`` float64: (left²)ᵀ Q (right²), for few outputs o."""
+    squares, right, quadratic = left_B.square(), right_B.contiguous(), quadratic.contiguous()
+    num_rows, num_columns = quadratic.shape
+    assert squares.dtype == right.dtype == quadratic.dtype
+    assert (squares.shape[1], right.shape[1]) == (num_rows, num_columns)
+    function = getattr(_library, f"dasgrad_quadratic{_BITS[right.dtype]}")
+
+    def part(first: int, last: int, totals: Tensor) -> None:
+        factors = squares[first:last].data_ptr(), right[first:last].data_ptr()
+        out = totals[first:last].data_ptr()
+        function(*factors, last - first, num_rows, num_columns, quadratic.data_ptr(), out)
+
+    return _in_threads(part, len(right), num_columns * num_rows // 8)
 
 
 def _check(factor: Tensor, arrays: Arrays) -> None:

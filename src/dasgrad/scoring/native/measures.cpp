@@ -1,7 +1,7 @@
-// Squared lengths of per-example gradients in a metric that holds the example's own gradient. Plain C ABI, neither
-// Python nor torch.
+// Squared lengths of per-example gradients in the optimizer's metric. Plain C ABI, neither Python nor torch.
 //
-// For example i and entry k of a parameter, with seen = sign g + decay_k,
+// `own`: the metric holds the example's own gradient. For example i and entry k of a parameter, with
+// seen = sign g + decay_k,
 //
 //     share = (offset_k + slope seen)^2 / (sqrt(max(floor_k, past_k + gain seen^2)) + eps),   0/0 := 0,
 //
@@ -9,10 +9,14 @@
 // arrays. Gradients come as they are, or as outer products left right^T that are never written to memory. One pass,
 // no temporaries; up to kSpan entries are summed in the type of the gradients, these sums in double.
 //
+// `quadratic`: the metric is frozen and the layer has few outputs, sum_k right_k^2 sum_o left_o^2 Q_ok. A matrix
+// product with so few columns runs far below the machine's speed, and would need right^2 in memory.
+//
 // Nothing is allocated or remembered between calls, and arguments are checked by the caller.
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #if defined(_WIN32)
 #define DASGRAD_EXPORT extern "C" __declspec(dllexport)
@@ -22,7 +26,7 @@
 
 // One build runs everywhere and uses the widest vectors the machine has.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
-#define DASGRAD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#define DASGRAD_CLONES __attribute__((target_clones("avx512f", "arch=haswell", "default")))
 #else
 #define DASGRAD_CLONES
 #endif
@@ -103,6 +107,79 @@ DASGRAD_INLINE void sum_outer(const Real* left, const Real* right, int64_t num_e
     }
 }
 
+constexpr int kTogether = 4;  // examples that share each reading of Q
+constexpr int kBytes = 64;    // of a vector; narrower machines take several instructions
+
+// A vector of numbers that the compiler maps to registers.
+template <typename Real>
+struct Lanes {
+  static constexpr int kSize = kBytes / sizeof(Real);
+#if defined(__GNUC__)
+  typedef Real Vector __attribute__((vector_size(kBytes)));
+  Vector value;
+  DASGRAD_INLINE void add_product(Real scale, const Lanes& other) { value += scale * other.value; }
+  DASGRAD_INLINE void add_product(const Lanes& a, const Lanes& b) { value += a.value * b.value; }
+  DASGRAD_INLINE void square_into(Lanes& out) const { out.value = value * value; }
+#else
+  Real value[kSize];
+  DASGRAD_INLINE void add_product(Real scale, const Lanes& other) {
+    for (int k = 0; k < kSize; ++k) value[k] += scale * other.value[k];
+  }
+  DASGRAD_INLINE void add_product(const Lanes& a, const Lanes& b) {
+    for (int k = 0; k < kSize; ++k) value[k] += a.value[k] * b.value[k];
+  }
+  DASGRAD_INLINE void square_into(Lanes& out) const {
+    for (int k = 0; k < kSize; ++k) out.value[k] = value[k] * value[k];
+  }
+#endif
+  DASGRAD_INLINE void clear() { std::memset(&value, 0, sizeof value); }
+  DASGRAD_INLINE void load(const Real* from) { std::memcpy(&value, from, sizeof value); }
+  DASGRAD_INLINE double sum() const {
+    double total = 0;
+    for (int k = 0; k < kSize; ++k) total += value[k];
+    return total;
+  }
+};
+
+// `squares` are left^2, [num_examples, num_rows].
+template <typename Real>
+DASGRAD_INLINE void sum_quadratic(const Real* squares, const Real* right, int64_t num_examples, int64_t num_rows,
+                                  int64_t num_columns, const Real* quadratic, double* totals) {
+  constexpr int kSize = Lanes<Real>::kSize;
+  const int64_t whole = num_columns - num_columns % kSize;
+  for (int64_t i = 0; i < num_examples; i += kTogether) {
+    const int64_t together = num_examples - i < kTogether ? num_examples - i : kTogether;
+    const Real *left[kTogether], *x[kTogether];
+    for (int64_t e = 0; e < kTogether; ++e) {  // rows past the end repeat the last one; their sums are thrown away
+      const int64_t at = i + (e < together ? e : together - 1);
+      left[e] = squares + at * num_rows;
+      x[e] = right + at * num_columns;
+    }
+    Lanes<Real> sums[kTogether], products[kTogether], values, of_squares;
+    double rest[kTogether] = {};
+    for (int e = 0; e < kTogether; ++e) sums[e].clear();
+    for (int64_t k = 0; k < whole; k += kSize) {
+      for (int e = 0; e < kTogether; ++e) products[e].clear();
+      for (int64_t row = 0; row < num_rows; ++row) {
+        values.load(quadratic + row * num_columns + k);
+        for (int e = 0; e < kTogether; ++e) products[e].add_product(left[e][row], values);
+      }
+      for (int e = 0; e < kTogether; ++e) {
+        values.load(x[e] + k);
+        values.square_into(of_squares);
+        sums[e].add_product(products[e], of_squares);
+      }
+    }
+    for (int64_t k = whole; k < num_columns; ++k)
+      for (int e = 0; e < kTogether; ++e) {
+        double product = 0;
+        for (int64_t row = 0; row < num_rows; ++row) product += left[e][row] * quadratic[row * num_columns + k];
+        rest[e] += product * x[e][k] * x[e][k];
+      }
+    for (int64_t e = 0; e < together; ++e) totals[i + e] = sums[e].sum() + rest[e];
+  }
+}
+
 DASGRAD_CLONES void dense32(const float* gradients, int64_t num_examples, int64_t size, const Terms<float>& terms,
                             double* totals) {
   sum_dense(gradients, num_examples, size, terms, totals);
@@ -123,7 +200,29 @@ DASGRAD_CLONES void outer64(const double* left, const double* right, int64_t num
   sum_outer(left, right, num_examples, num_rows, num_columns, terms, totals);
 }
 
+DASGRAD_CLONES void quadratic32(const float* squares, const float* right, int64_t num_examples, int64_t num_rows,
+                                int64_t num_columns, const float* quadratic, double* totals) {
+  sum_quadratic(squares, right, num_examples, num_rows, num_columns, quadratic, totals);
+}
+
+DASGRAD_CLONES void quadratic64(const double* squares, const double* right, int64_t num_examples, int64_t num_rows,
+                                int64_t num_columns, const double* quadratic, double* totals) {
+  sum_quadratic(squares, right, num_examples, num_rows, num_columns, quadratic, totals);
+}
+
 }  // namespace
+
+DASGRAD_EXPORT void dasgrad_quadratic32(const float* squares, const float* right, int64_t num_examples,
+                                        int64_t num_rows, int64_t num_columns, const float* quadratic,
+                                        double* totals) {
+  quadratic32(squares, right, num_examples, num_rows, num_columns, quadratic, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_quadratic64(const double* squares, const double* right, int64_t num_examples,
+                                        int64_t num_rows, int64_t num_columns, const double* quadratic,
+                                        double* totals) {
+  quadratic64(squares, right, num_examples, num_rows, num_columns, quadratic, totals);
+}
 
 // `coefficients`: gain, slope, sign, eps. `arrays`: floor, past, decay or null, offset or null.
 DASGRAD_EXPORT void dasgrad_own_dense32(const float* gradients, int64_t num_examples, int64_t size,
