@@ -88,8 +88,10 @@ class Measure:
             return [form.left(slice(None)).square().mul_(form.squares).sum(1)]
         first = form.left(slice(0, 1))
         if first.dim() == 2:
+            formed = self.of_outer_products(first, form.right(slice(0, 1))) is None
+            elements = self.shape.numel() if formed else width + self.shape[0]
             shares = []
-            for rows in self._blocks(num_examples, width + self.shape[0]):
+            for rows in self._blocks(num_examples, elements):
                 left, right = form.left(rows), form.right(rows)
                 share = self.of_outer_products(left, right)
                 shares.append(self._of_sums(left.unsqueeze(1), right.unsqueeze(1), form) if share is None else share)

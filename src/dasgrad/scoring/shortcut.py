@@ -1,4 +1,4 @@
-"""A linear layer read once: its output and its share of the scores out of one pass over the data, on a GPU.
+"""A linear layer read once: its output and its share of the scores out of one pass over the data.
 
 Where a layer's input is the data themselves, reading them is all the cost: logistic regression reads each
 example for the forward pass and once more for (b²)ᵀH^(−1)(x²). But x²H^(−1)ᵀ does not depend on b, and can be
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dasgrad.scoring import kernels
+from dasgrad.scoring import kernels, native
 from dasgrad.scoring.measures import Measure
 
 
@@ -27,12 +27,15 @@ class LinearShortcut:
 
     def __call__(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """The layer's output; None where the ordinary way must do, or does as well."""
-        if not (kernels.available(x) and kernels.available(weight)) or torch.is_autocast_enabled("cuda"):
-            return None
-        if x.dim() != 2 or x.requires_grad or len(weight) > kernels.MOST_OUTPUTS:
+        if x.dim() != 2 or x.requires_grad or x.dtype != weight.dtype or torch.is_autocast_enabled(x.device.type):
             return None
         quadratic = self._measures[name].quadratic()
         if quadratic is None:
             return None
-        output, self.squares[name] = kernels.linear_with_squares(x, weight, bias, quadratic)
+        if native.supports(x) and len(weight) <= native.FEW_OUTPUTS:
+            output, self.squares[name] = native.linear_with_squares(x, weight, bias, quadratic)
+        elif kernels.available(x) and len(weight) <= kernels.MOST_OUTPUTS:
+            output, self.squares[name] = kernels.linear_with_squares(x, weight, bias, quadratic)
+        else:
+            return None
         return output

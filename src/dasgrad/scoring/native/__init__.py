@@ -22,10 +22,13 @@ _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _DENSE = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _OUTER = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _QUADRATIC = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
+_LINEAR = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER, _INTEGER, _POINTER, _POINTER])
 _library = shared_library.load(
     Path(__file__).parent,
     "measures",
     {
+        "dasgrad_linear_with_squares32": _LINEAR,
+        "dasgrad_linear_with_squares64": _LINEAR,
         "dasgrad_quadratic32": _QUADRATIC,
         "dasgrad_quadratic64": _QUADRATIC,
         "dasgrad_own_dense32": _DENSE,
@@ -89,6 +92,27 @@ def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor)
         function(*factors, last - first, num_rows, num_columns, quadratic.data_ptr(), out)
 
     return _in_threads(part, len(right), num_columns * num_rows // 8)
+
+
+def linear_with_squares(x: Tensor, weight: Tensor, bias: Tensor | None, quadratic: Tensor) -> tuple[Tensor, Tensor]:
+    """``[B, k], [o, k], [o], [o, k] -> [B, o], [B, o]``: x Wᵀ + b and x² Qᵀ, for few outputs o."""
+    x, weight, quadratic = x.contiguous(), weight.contiguous(), quadratic.to(x.dtype).contiguous()
+    bias = None if bias is None else bias.contiguous()
+    num_outputs, num_inputs = weight.shape
+    assert x.dtype == weight.dtype == quadratic.dtype
+    assert bias is None or bias.dtype == x.dtype
+    assert x.shape[1] == num_inputs
+    assert quadratic.shape == weight.shape
+    outputs, squares = x.new_empty(2, len(x), num_outputs).unbind()
+    function = getattr(_library, f"dasgrad_linear_with_squares{_BITS[x.dtype]}")
+    matrices = weight.data_ptr(), None if bias is None else bias.data_ptr(), quadratic.data_ptr()
+
+    def part(first: int, last: int, totals: Tensor) -> None:
+        results = outputs[first:last].data_ptr(), squares[first:last].data_ptr()
+        function(x[first:last].data_ptr(), last - first, num_inputs, *matrices, num_outputs, *results)
+
+    _in_threads(part, len(x), num_inputs * num_outputs // 4)
+    return outputs, squares
 
 
 def _check(factor: Tensor, arrays: Arrays) -> None:

@@ -12,6 +12,9 @@
 // `quadratic`: the metric is frozen and the layer has few outputs, sum_k right_k^2 sum_o left_o^2 Q_ok. A matrix
 // product with so few columns runs far below the machine's speed, and would need right^2 in memory.
 //
+// `linear_with_squares`: a layer of few outputs on the data themselves. Its output x W^T + bias and x^2 Q^T, which is
+// all that a frozen metric will need of x, in one reading of x.
+//
 // Nothing is allocated or remembered between calls, and arguments are checked by the caller.
 
 #include <cmath>
@@ -135,9 +138,11 @@ struct Lanes {
   DASGRAD_INLINE void clear() { std::memset(&value, 0, sizeof value); }
   DASGRAD_INLINE void load(const Real* from) { std::memcpy(&value, from, sizeof value); }
   DASGRAD_INLINE double sum() const {
-    double total = 0;
-    for (int k = 0; k < kSize; ++k) total += value[k];
-    return total;
+    Real parts[kSize];
+    std::memcpy(parts, &value, sizeof parts);
+    for (int half = kSize / 2; half > 0; half /= 2)  // one long chain of additions would take longer than the products
+      for (int k = 0; k < half; ++k) parts[k] += parts[k + half];
+    return parts[0];
   }
 };
 
@@ -180,6 +185,53 @@ DASGRAD_INLINE void sum_quadratic(const Real* squares, const Real* right, int64_
   }
 }
 
+// outputs[e][o] = start[o] + sum_k f(x[e][k]) matrix[o][k], f the identity or the square, for kTogether examples.
+template <typename Real, bool kSquared>
+DASGRAD_INLINE void multiply_few(const Real* const* x, int64_t together, int64_t num_inputs, const Real* matrix,
+                                 const Real* start, int64_t num_outputs, Real* outputs) {
+  constexpr int kSize = Lanes<Real>::kSize;
+  const int64_t whole = num_inputs - num_inputs % kSize;
+  for (int64_t first = 0; first < num_outputs; first += kTogether) {
+    const int64_t rows = num_outputs - first < kTogether ? num_outputs - first : kTogether;
+    const Real* row[kTogether];
+    for (int64_t o = 0; o < kTogether; ++o) row[o] = matrix + (first + (o < rows ? o : rows - 1)) * num_inputs;
+    Lanes<Real> sums[kTogether][kTogether], values[kTogether], entries;
+    for (int e = 0; e < kTogether; ++e)
+      for (int o = 0; o < kTogether; ++o) sums[e][o].clear();
+    for (int64_t k = 0; k < whole; k += kSize) {
+      for (int e = 0; e < kTogether; ++e) {
+        values[e].load(x[e] + k);
+        if (kSquared) values[e].square_into(values[e]);
+      }
+      for (int o = 0; o < kTogether; ++o) {
+        entries.load(row[o] + k);
+        for (int e = 0; e < kTogether; ++e) sums[e][o].add_product(values[e], entries);
+      }
+    }
+    for (int64_t e = 0; e < together; ++e)
+      for (int64_t o = 0; o < rows; ++o) {
+        double total = sums[e][o].sum() + (start ? start[first + o] : Real(0));
+        for (int64_t k = whole; k < num_inputs; ++k)
+          total += double(kSquared ? x[e][k] * x[e][k] : x[e][k]) * row[o][k];
+        outputs[e * num_outputs + first + o] = Real(total);
+      }
+  }
+}
+
+template <typename Real>
+DASGRAD_INLINE void multiply_and_square(const Real* x, int64_t num_examples, int64_t num_inputs, const Real* weight,
+                                        const Real* bias, const Real* quadratic, int64_t num_outputs, Real* outputs,
+                                        Real* squares) {
+  for (int64_t i = 0; i < num_examples; i += kTogether) {
+    const int64_t together = num_examples - i < kTogether ? num_examples - i : kTogether;
+    const Real* rows[kTogether];
+    for (int64_t e = 0; e < kTogether; ++e) rows[e] = x + (i + (e < together ? e : together - 1)) * num_inputs;
+    const int64_t at = i * num_outputs;
+    multiply_few<Real, false>(rows, together, num_inputs, weight, bias, num_outputs, outputs + at);
+    multiply_few<Real, true>(rows, together, num_inputs, quadratic, nullptr, num_outputs, squares + at);
+  }
+}
+
 DASGRAD_CLONES void dense32(const float* gradients, int64_t num_examples, int64_t size, const Terms<float>& terms,
                             double* totals) {
   sum_dense(gradients, num_examples, size, terms, totals);
@@ -210,7 +262,31 @@ DASGRAD_CLONES void quadratic64(const double* squares, const double* right, int6
   sum_quadratic(squares, right, num_examples, num_rows, num_columns, quadratic, totals);
 }
 
+DASGRAD_CLONES void linear32(const float* x, int64_t num_examples, int64_t num_inputs, const float* weight,
+                             const float* bias, const float* quadratic, int64_t num_outputs, float* outputs,
+                             float* squares) {
+  multiply_and_square(x, num_examples, num_inputs, weight, bias, quadratic, num_outputs, outputs, squares);
+}
+
+DASGRAD_CLONES void linear64(const double* x, int64_t num_examples, int64_t num_inputs, const double* weight,
+                             const double* bias, const double* quadratic, int64_t num_outputs, double* outputs,
+                             double* squares) {
+  multiply_and_square(x, num_examples, num_inputs, weight, bias, quadratic, num_outputs, outputs, squares);
+}
+
 }  // namespace
+
+DASGRAD_EXPORT void dasgrad_linear_with_squares32(const float* x, int64_t num_examples, int64_t num_inputs,
+                                                  const float* weight, const float* bias, const float* quadratic,
+                                                  int64_t num_outputs, float* outputs, float* squares) {
+  linear32(x, num_examples, num_inputs, weight, bias, quadratic, num_outputs, outputs, squares);
+}
+
+DASGRAD_EXPORT void dasgrad_linear_with_squares64(const double* x, int64_t num_examples, int64_t num_inputs,
+                                                  const double* weight, const double* bias, const double* quadratic,
+                                                  int64_t num_outputs, double* outputs, double* squares) {
+  linear64(x, num_examples, num_inputs, weight, bias, quadratic, num_outputs, outputs, squares);
+}
 
 DASGRAD_EXPORT void dasgrad_quadratic32(const float* squares, const float* right, int64_t num_examples,
                                         int64_t num_rows, int64_t num_columns, const float* quadratic,
