@@ -1,6 +1,6 @@
 """Ways to look at a chunk of examples: a plain training pass, and our scores, each a function of inputs and targets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,3 +39,16 @@ def scores(problem: Problem, name: str) -> Method:
     """Our scores under the options of that name."""
     loss_fn = nn.CrossEntropyLoss(reduction="none")
     return dasgrad.ExampleScorer(problem.model, loss_fn, problem.optimizer, **SCORERS[name])
+
+
+def computable(problem: Problem, names: Iterable[str]) -> list[str]:
+    """The names whose scores torch can compute; the others are named with the reason, such as a dtype it lacks."""
+    found = []
+    for name in names:
+        try:
+            scores(problem, name)(problem.inputs[:2], problem.targets[:2])
+        except NotImplementedError as error:
+            print(f"{problem.title}: {name} left out: {str(error).splitlines()[0][:100]}", flush=True)
+        else:
+            found.append(name)
+    return found
