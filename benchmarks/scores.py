@@ -23,7 +23,6 @@ from benchmarks.parts.report import Row
 from benchmarks.parts.turns import race, row
 
 NUM_THREADS = 2
-STEP_BATCH_SIZE = 128
 TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 0.02
 
 
@@ -41,6 +40,7 @@ class Plan:
     peer_bar: float
     bfloat16_bar: float | None = None
     own_bar: float | None = None
+    step_batch_size: int = 128
 
 
 PLANS: Mapping[str, Plan] = {
@@ -124,7 +124,7 @@ def memory_rows(problem: Problem, plan: Plan) -> list[Row]:
     return [*(line("frozen", name) for name in sorted([*others, PLAIN], key=mebibytes.__getitem__)), line("own", PLAIN)]
 
 
-def free_scores(problem: Problem) -> list[Row]:
+def free_scores(problem: Problem, plan: Plan) -> list[Row]:
     """A training step that also yields its batch's scores against one that does not.
 
     Takes ``ExampleScorer.listen(batch)``, a context around a training step's forward and backward pass that has
@@ -154,9 +154,9 @@ def free_scores(problem: Problem) -> list[Row]:
         problem.optimizer.step()
 
     calls = {"listening": listening, "plain": plain}
-    inputs, targets = problem.inputs[:STEP_BATCH_SIZE], problem.targets[:STEP_BATCH_SIZE]
-    times = race(calls, inputs, targets, (STEP_BATCH_SIZE,))
-    metric = f"{problem.title}: a step of {STEP_BATCH_SIZE} with its scores, µs an example"
+    inputs, targets = problem.inputs[: plan.step_batch_size], problem.targets[: plan.step_batch_size]
+    times = race(calls, inputs, targets, (plan.step_batch_size,))
+    metric = f"{problem.title}: a step of {plan.step_batch_size} with its scores, µs an example"
     return [row(metric, times["listening"], times["plain"], "a step without", STEP_BAR)]
 
 
@@ -170,12 +170,8 @@ def run(*keys: str) -> list[Row]:
     for key in keys or PLANS:
         plan = PLANS[key]
         problem = problems.build(key, plan.num_examples)
-        for part in (
-            against_training(problem, plan),
-            against_peers(problem, plan),
-            memory_rows(problem, plan),
-            free_scores(problem),
-        ):
+        for measure in (against_training, against_peers, memory_rows, free_scores):
+            part = measure(problem, plan)
             rows += part
             for line in part:
                 fastest = f", fastest {line['ratio_of_fastest']:.3g}" if "ratio_of_fastest" in line else ""
