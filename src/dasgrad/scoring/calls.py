@@ -97,7 +97,7 @@ class Anchored(torch.autograd.Function):
     def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
         """The same values."""
         ctx.through = output.requires_grad
-        if output.requires_grad:
+        if output.requires_grad or output._is_view():  # some views may not be written to
             return output.clone()
         ctx.mark_dirty(output)
         return output

@@ -103,7 +103,7 @@ def linear_with_squares(x: Tensor, weight: Tensor, bias: Tensor | None, quadrati
     assert bias is None or bias.dtype == x.dtype
     assert x.shape[1] == num_inputs
     assert quadratic.shape == weight.shape
-    outputs, squares = x.new_empty(2, len(x), num_outputs).unbind()
+    outputs, squares = (x.new_empty(len(x), num_outputs) for _ in range(2))
     function = getattr(_library, f"dasgrad_linear_with_squares{_BITS[x.dtype]}")
     matrices = weight.data_ptr(), None if bias is None else bias.data_ptr(), quadratic.data_ptr()
 

@@ -27,7 +27,7 @@ def batched(module: _ConvNd, num_examples: int, input: Tensor, *args: Any, **kwa
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d, misfit=batched)
 def convolution(module: _ConvNd, input: Tensor, *, grad: Tensor) -> Mapping[str, Form]:
     """Weight ``[o, k/G, *kernel]`` and bias ``[o]`` on inputs ``[B, k, *spatial]``, in every padding mode."""
-    padding = module._reversed_padding_repeated_twice
+    padding: list[int] = list(module._reversed_padding_repeated_twice)
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
 
     def patches(rows: slice) -> Tensor:
