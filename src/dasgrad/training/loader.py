@@ -39,10 +39,10 @@ class AdaptiveLoader:
     """Batches drawn by importance, rescored every ``refresh`` optimizer steps.
 
     One pass is ceil(n / batch_size) `WeightedBatch`es of exactly ``batch_size`` draws each. Tensors in memory
-    are indexed directly, on their device; any other map-style data set goes through a
-    ``torch.utils.data.DataLoader``, with workers if asked. A weight is fixed when its example is drawn and
-    travels with it, so that prefetching cannot make it wrong. In workers the global generators of torch, numpy
-    and Python start anew for every batch, from the sampler's seed and the batch's number: random augmentation
+    are indexed directly, on their device; examples of any other map-style data set are fetched and collated one
+    batch at a time, in the workers of a ``torch.utils.data.DataLoader`` if asked. A weight is fixed when its example
+    is drawn and waits for it, so that prefetching cannot make it wrong. In workers the global generators of torch,
+    numpy and Python start anew for every batch, from the sampler's seed and the batch's number: random augmentation
     depends neither on the number of workers nor on where a run was interrupted.
 
     Args:
@@ -330,7 +330,7 @@ class AdaptiveLoader:
         self._pass = None
 
     def __repr__(self) -> str:
-        path = "direct" if self._torch_loader is None else f"DataLoader, {self._torch_loader.num_workers} workers"
+        path = "direct" if self._torch_loader is None else f"fetched, {self._torch_loader.num_workers} workers"
         return f"AdaptiveLoader({self.sampler!r}, refresh={self._schedule.interval}, {path})"
 
 
