@@ -8,8 +8,8 @@ microseconds: once in turns of 1000 calls, where each finds its own data in the 
 it finds more of the others'. Every peer's row is there; the fastest is the one to beat.
 
 The rest is no race: sums after ten million updates against those of a fresh build (``ours`` is how many of the nodes
-differ, which must be 0), and a tree of 10⁸ leaves against a cumulative sum with ``torch.searchsorted``, in milliseconds,
-and in bytes a leaf at the peak of a fresh process.
+differ, which must be 0), and a tree of 10⁸ leaves against a cumulative sum with ``torch.searchsorted``, in
+milliseconds, and in bytes a leaf at the peak of a fresh process.
 """
 
 import itertools
@@ -226,7 +226,8 @@ def huge() -> list[dict[str, Any]]:
     indices, values = torch.randint(HUGE, (NUM,), generator=generator), torch.rand(NUM, dtype=torch.float64)
     # Built several times in turns, each from memory that was given back: the first to touch memory that a virtual
     # machine never used before pays for that too.
-    builds = interleaved({"ours": lambda turn: dasgrad.SegmentTree(masses), "peer": lambda turn: masses.cumsum(0)}, 5, 1)
+    makers: dict[str, Call] = {"ours": lambda turn: dasgrad.SegmentTree(masses), "peer": lambda turn: masses.cumsum(0)}
+    builds = interleaved(makers, 5, 1)
     tree, cumulative = dasgrad.SegmentTree(masses), masses.cumsum(0)
 
     def search(turn: int) -> object:
