@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from dasgrad.sampling import native
+from dasgrad.sampling import cumulative_sums, native
 from dasgrad.sampling.segment_tree import LOCK, SegmentTree
 from dasgrad.targets import check_simplex
 
@@ -127,6 +127,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             self._target_tree = SegmentTree(target)
         self._tree = SegmentTree(torch.zeros(num_examples, dtype=torch.float64, device=device))
         self._refreshed = False
+        self._mixture: cumulative_sums.Mixture | None = None
         self._generator = torch.Generator(self.device)
         self._cover = _Cover(batch_size, len(self), self.device)
         self.set_epoch(0)
@@ -179,8 +180,9 @@ class AdaptiveSampler(Sampler[list[Draw]]):
     def refresh(self, scores: Tensor | Sequence[float]) -> None:
         """Take new scores for all n examples."""
         checked = self._check_scores(scores, self.num_examples, "refresh")
-        self._tree.rebuild(self.target * (checked + self.epsilon))
-        self._refreshed = True
+        with LOCK:
+            self._tree.rebuild(self.target * (checked + self.epsilon))
+            self._refreshed, self._mixture = True, None
 
     def update(self, indices: Tensor | Sequence[int], scores: Tensor | Sequence[float]) -> None:
         """Take new scores for some examples; of an index given twice, the last score counts.
@@ -205,7 +207,9 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             masses = (checked + self.epsilon) * (1.0 / self.num_examples)
         else:
             masses = (checked + self.epsilon) * self._target_tree[indices]
-        self._tree.update(indices, masses)
+        with LOCK:
+            self._tree.update(indices, masses)
+            self._mixture = None
 
     def _check_scores(self, scores: Tensor | Sequence[float], length: int, method: str) -> Tensor:
         scores = torch.as_tensor(scores, dtype=torch.float64, device=self.device).detach()
@@ -235,8 +239,11 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         if not isinstance(num, int) or num < 0:
             raise ValueError(f"`draw(num=...)` must be a non-negative integer, got {num!r}.")
         u = torch.rand(num, dtype=torch.float64, device=self.device, generator=self._generator)
+        covers = self.stratified == "pass" and num == self.batch_size
         with LOCK:
-            if self.stratified == "pass" and num == self.batch_size:
+            if covers and cumulative_sums.are_faster_on(self.device):
+                return self._locate_(self._cover.spread_over_all(u), stratified=False)
+            if covers:
                 u = self._cover.spread(u)
             return self._locate_(u, stratified=self.stratified != "none")
 
@@ -251,7 +258,11 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             target = None if self._target_tree is None else self._target_tree.compiled
             return compiled.draw_(target, self.floor, stratified, u)
         if stratified:
-            u = (torch.arange(len(u), dtype=torch.float64, device=self.device) + u) / max(len(u), 1)
+            u = u.add_(torch.arange(len(u), dtype=torch.float64, device=self.device)).div_(max(len(u), 1))
+        if self._tree.settled and cumulative_sums.are_faster_on(self.device):
+            if self._mixture is None:
+                self._mixture = self._mix()
+            return self._mixture.draw(u)
         if not self._has_mass:
             return self._find_in_target(u), torch.ones_like(u)
         total = self._tree.total
@@ -260,12 +271,25 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         if self.floor > 0:
             below = (u / self.floor).clamp_(max=1.0)
             indices = torch.where(u < self.floor, self._find_in_target(below), indices)
-        masses = self._tree.masses_of(indices)
+        shares = None if self._target_tree is None else self._target_tree.masses_of(indices)
+        return indices, self._weigh(self._tree.masses_of(indices), total, shares)
+
+    def _weigh(self, masses: Tensor, total: Tensor, target: Tensor | None) -> Tensor:
+        """The weights of examples by their masses, the total of all masses, and their targets; None is uniform."""
+        scores = masses * self.num_examples if target is None else masses / target
+        return 1.0 / ((1 - self.floor) * scores / total + self.floor)
+
+    def _mix(self) -> cumulative_sums.Mixture:
+        """What `_locate_` draws from, as one line to search."""
+        shares: Tensor | None = None
         if self._target_tree is None:
-            scores = masses * self.num_examples
+            target_ends = torch.arange(1, self.num_examples + 1, dtype=torch.float64, device=self.device)
         else:
-            scores = masses / self._target_tree.masses_of(indices)
-        return indices, 1.0 / ((1 - self.floor) * scores / total + self.floor)
+            shares, target_ends = self._target_tree.masses, self._target_tree.ends
+        if not self._has_mass:
+            return cumulative_sums.Mixture(target_ends, None, self.floor, torch.ones_like(target_ends))
+        weights = self._weigh(self._tree.masses, self._tree.total, shares)
+        return cumulative_sums.Mixture(target_ends, self._tree.ends, self.floor, weights)
 
     def _find_in_target(self, u: Tensor) -> Tensor:
         if self._target_tree is None:
@@ -330,7 +354,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         refreshed = bool(state_dict["refreshed"])
         self._tree.load_state_dict(state_dict["tree"])  # the last one that can refuse
         self._generator, self._cover = generator, cover
-        self._refreshed = refreshed
+        self._refreshed, self._mixture = refreshed, None
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self._options().items())
@@ -354,15 +378,31 @@ class _Cover:
         self._before = self._generator.get_state()  # the order is a function of this, so it need not be saved
         keys = torch.rand(self._shape, device=self._device, generator=self._generator)
         self._order_KB = keys.argsort(dim=1).t().contiguous()
+        self._starts_KB: Tensor | None = None
         self._position = 0
+
+    def _next(self) -> int:
+        if self._position == self._shape[1]:
+            self._shuffle()
+        self._position += 1
+        return self._position - 1
 
     def spread(self, u: Tensor) -> Tensor:
         """Uniforms ``[B]`` moved into the finer slices whose turn it is."""
-        if self._position == self._shape[1]:
-            self._shuffle()
-        fine = self._order_KB[self._position]
-        self._position += 1
-        return (fine + u) / self._shape[1]
+        position = self._next()
+        return (self._order_KB[position] + u) / self._shape[1]
+
+    def spread_over_all(self, u: Tensor) -> Tensor:
+        """The same, each within its slice of [0, 1], in one operation: on a GPU its launch is what takes the time.
+
+        Up to rounding the i-th is ``(i + spread(u)[i]) / B``; it may round to 1.
+        """
+        position = self._next()
+        num_slices, num_batches = self._shape
+        if self._starts_KB is None:
+            slices = torch.arange(num_slices, dtype=torch.float64, device=self._device)
+            self._starts_KB = (slices + self._order_KB.double() / num_batches) / num_slices
+        return torch.add(self._starts_KB[position], u, alpha=1.0 / (num_slices * num_batches))
 
     def state_dict(self) -> dict[str, Any]:
         """The generator's state before the current order was made, and the position in it."""
