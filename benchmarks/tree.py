@@ -229,6 +229,7 @@ def huge() -> list[dict[str, Any]]:
     makers: dict[str, Call] = {"ours": lambda turn: dasgrad.SegmentTree(masses), "peer": lambda turn: masses.cumsum(0)}
     builds = interleaved(makers, 5, 1)
     tree, cumulative = dasgrad.SegmentTree(masses), masses.cumsum(0)
+    missed = int((tree.find(indices.double() + 0.5) != indices).sum())
 
     def search(turn: int) -> object:
         uniforms = torch.rand(NUM, generator=generator, dtype=torch.float64) * cumulative[-1]
@@ -244,6 +245,7 @@ def huge() -> list[dict[str, Any]]:
     update |= interleaved({"peer": rewrite}, 3, 1)
     peer = "cumsum + searchsorted"
     return [
+        row(f"of {NUM} prefixes among {HUGE:,} equal masses, found elsewhere", missed, 0.0, "arithmetic"),
         row(f"build {HUGE:,}, ms", builds["ours"] * 1e3, builds["peer"] * 1e3, peer),
         row(f"sample {NUM} of {HUGE:,}, ms", sample["ours"] * 1e3, sample["peer"] * 1e3, peer),
         row(f"update {NUM} of {HUGE:,}, ms", update["ours"] * 1e3, update["peer"] * 1e3, peer),

@@ -308,6 +308,36 @@ def test_a_forked_process_finds_its_parents_tree_whole_and_free(setting):
     assert result.stdout.split() == ["20", "True"], result.stderr
 
 
+class DrawnInWorkers(torch.utils.data.Dataset):
+    """Item i is what a tree made before the workers were forked draws with seed i."""
+
+    def __init__(self, tree):
+        self.tree = tree
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, seed):
+        self.tree.update([seed], [0.0])  # the worker's own copy
+        return self.tree.sample(50, generator=torch.Generator().manual_seed(seed))[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.usefixtures("core")
+def test_forked_workers_use_their_parents_tree_and_leave_it_alone():
+    size = 10**6  # large enough for large pages
+    tree = SegmentTree(torch.arange(size))
+    before = tree.masses
+    loader = torch.utils.data.DataLoader(
+        DrawnInWorkers(tree), batch_size=None, num_workers=2, multiprocessing_context="fork"
+    )
+    for seed, drawn in enumerate(loader):
+        expected = SegmentTree(before)
+        expected.update(list(range(seed % 2, seed + 1, 2)), [0.0] * (seed // 2 + 1))
+        assert torch.equal(drawn, expected.sample(50, generator=torch.Generator().manual_seed(seed))[0])
+    assert torch.equal(tree.masses, before)
+
+
 # -- its absence ---------------------------------------------------------------------------------------------------
 
 
