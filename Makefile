@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup reproduce test lint format clean
+.PHONY: help setup reproduce test wheel-test lint format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,6 +23,9 @@ reproduce: $(STAMP)  ## DASGrad against Adam and AMSGrad on the embedded digits 
 
 test: $(STAMP)  ## run the test suite
 	$(BIN)/python -m pytest -n auto
+
+wheel-test: $(STAMP)  ## run the tests against wheels built with and without a compiler; takes some minutes
+	$(BIN)/python -m benchmarks wheel
 
 lint: $(STAMP)  ## ruff and a strict type check
 	$(BIN)/ruff check .

@@ -12,7 +12,8 @@ CUDA: it rounds differently from run to run, and is refused under `torch.use_det
 Rounding is where the two can differ. Both lay the same segments on the same line; this one adds up the masses before a
 segment, the tree's descent takes them off the dart, level by level. A dart nearer to the end of a segment than about
 2 log2(n) units in the last place of the total may hence fall on either side of it, a chance of some n log2(n) 2**-52 a
-draw; all others hit the same segment. Where sums are exact, as those of integers below 2**53, all do.
+draw; all others hit the same segment. Where sums are exact, as those of integers below 2**53, all do. A `Mixture` is
+scaled to [0, 1], which rounds twice more.
 """
 
 from __future__ import annotations

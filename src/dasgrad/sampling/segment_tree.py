@@ -320,7 +320,7 @@ class SegmentTree:
             raise TypeError(f"`{argument}` must have 'masses', a tensor of torch.float64, got {found}.")
         with LOCK:
             self._replace(*_as_masses(masses, argument), argument)
-            self._settled = bool(state_dict.get("settled", True))  # absent from states of version 0.1
+            self._settled = bool(state_dict.get("settled", True))  # absent from older states
 
     def _allocate(self, num_masses: int, device: torch.device) -> None:
         """Lay out a tree of unknown masses, as the module's docstring says, and keep views of its levels."""

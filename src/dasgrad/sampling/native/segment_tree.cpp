@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <utility>
 
 #if defined(__SSE2__) && !defined(DASGRAD_PORTABLE)  // every x86-64 has it
