@@ -13,7 +13,7 @@ extern "C" {
 int dasgrad_integers_within(const int64_t*, int64_t, int64_t, int64_t);
 int dasgrad_reals_within(const double*, int64_t, double, double);
 void dasgrad_prefer_large_pages(double*, int64_t);
-double dasgrad_sum_levels(double*, int64_t);
+double dasgrad_sum_levels(double*, int64_t, const double*);
 double dasgrad_update(double*, int64_t, const int64_t*, const double*, int64_t);
 void dasgrad_find(const double*, int64_t, const double*, double, int64_t, int64_t*, double*);
 void dasgrad_draw(const double*, const double*, int64_t, double, int, const double*, int64_t, int64_t*, double*);
@@ -57,9 +57,12 @@ void check(int64_t size, std::mt19937_64& random) {
     target[i] = nodes[i] > 0 ? uniform(random) : 0;
   }
   nodes[size - 1] = target[size - 1] = 5e-324;
-  const double total = dasgrad_sum_levels(nodes.data(), size);
-  dasgrad_sum_levels(target.data(), size);
+  const double total = dasgrad_sum_levels(nodes.data(), size, nullptr);
+  dasgrad_sum_levels(target.data(), size, nullptr);
   require(total == nodes.back() && total > 0, "sum_levels", size);
+  const std::vector<double> leaves(nodes.begin(), nodes.begin() + size);
+  std::vector<double> filled(length);
+  require(dasgrad_sum_levels(filled.data(), size, leaves.data()) == total && filled == nodes, "new leaves", size);
 
   for (const int64_t num : {int64_t{0}, int64_t{1}, int64_t{255}, int64_t{257}, int64_t{700}}) {
     std::vector<double> points(num), found_masses(num);
@@ -91,7 +94,7 @@ void check(int64_t size, std::mt19937_64& random) {
     }
     std::vector<double> expected = nodes;
     for (int64_t i = 0; i < num; ++i) expected[indices[i]] = masses[i];
-    dasgrad_sum_levels(expected.data(), size);
+    dasgrad_sum_levels(expected.data(), size, nullptr);
     dasgrad_update(nodes.data(), size, indices.data(), masses.data(), num);
     require(nodes == expected, "update", size);
     for (const int64_t outside : {int64_t{-1}, size, INT64_MIN, INT64_MAX}) {

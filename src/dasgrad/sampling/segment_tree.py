@@ -349,12 +349,10 @@ class SegmentTree:
         may_overflow = largest > 1e307 / len(self) and not first
         with LOCK:
             previous = self.masses if may_overflow else None
-            self._leaves.copy_(masses)
-            total = self._sum_levels()
+            total = self._fill(masses)
             if math.isinf(total):
                 if previous is not None:
-                    self._leaves.copy_(previous)
-                    self._sum_levels()
+                    self._fill(previous)
                 raise ValueError(f"`{argument}` must have a finite sum, got one that overflows.")
             self._total, self._settled, self._sums = total, True, None
 
@@ -369,10 +367,15 @@ class SegmentTree:
             parents.index_copy_(0, positions, sums)
         return float(self._levels[-1].item())  # brought to the host, so that no draw has to
 
+    def _fill(self, masses: Tensor) -> float:
+        """Write all leaves and sums, and return the total."""
+        if self.compiled is not None:
+            return self.compiled.fill(masses)
+        self._leaves.copy_(masses)
+        return self._sum_levels()
+
     def _sum_levels(self) -> float:
         """Recompute all sums from the leaves, and return the total."""
-        if self.compiled is not None:
-            return self.compiled.sum_levels()
         for (left, right), parents in zip(self._children, self._levels[1:], strict=True):
             torch.add(left, right, out=parents[: len(left)])
         return float(self._levels[-1].item())

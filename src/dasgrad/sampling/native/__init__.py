@@ -28,7 +28,7 @@ _SIGNATURES = {
     "dasgrad_integers_within": (ctypes.c_int, [_POINTER, _INTEGER, _INTEGER, _INTEGER]),
     "dasgrad_reals_within": (ctypes.c_int, [_POINTER, _INTEGER, _REAL, _REAL]),
     "dasgrad_prefer_large_pages": (None, [_POINTER, _INTEGER]),
-    "dasgrad_sum_levels": (_REAL, [_POINTER, _INTEGER]),
+    "dasgrad_sum_levels": (_REAL, [_POINTER, _INTEGER, _POINTER]),
     "dasgrad_update": (_REAL, [_POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER]),
     "dasgrad_find": (None, [_POINTER, _INTEGER, _POINTER, _REAL, _INTEGER, _POINTER, _POINTER]),
     "dasgrad_draw": (
@@ -99,9 +99,12 @@ class NativeTree:
         self._find, self._update = library.dasgrad_find, library.dasgrad_update
         library.dasgrad_prefer_large_pages(self._address, nodes.numel())
 
-    def sum_levels(self) -> float:
-        """Recompute all sums from the leaves; return the total, which may be infinite."""
-        return float(self._library.dasgrad_sum_levels(self._address, self._num_leaves))
+    def fill(self, masses: Tensor) -> float:
+        """Write all leaves and sums; return the total, which may be infinite."""
+        address = masses.data_ptr() if masses.is_cpu and masses.is_contiguous() else None
+        if address is None:
+            self._nodes[: self._num_leaves].copy_(masses)
+        return float(self._library.dasgrad_sum_levels(self._address, self._num_leaves, address))
 
     def update(self, indices: Any, masses: Any) -> float | None:
         """Write leaves, the last of duplicates winning, and return the total; if that is infinite, nothing was written.

@@ -78,10 +78,12 @@ void sum_levels_above(const Levels& levels, int level, double* nodes) {
   }
 }
 
-// Recompute all sums, block by block of leaves, so that a sum is read again while it is in the cache.
-void sum_all_levels(const Levels& levels, double* nodes) {
+// Recompute all sums, of new leaves unless `leaves` is null, block by block: a sum is read again while in the cache.
+void sum_all_levels(const Levels& levels, double* nodes, const double* leaves) {
+  constexpr int64_t kLeaves = int64_t{1} << kBlockLevels;
   const int num_lower = std::min(kBlockLevels, levels.num_levels - 1);
-  for (int64_t start = 0; start < levels.sizes[0]; start += int64_t{1} << kBlockLevels) {
+  for (int64_t start = 0; start < levels.sizes[0]; start += kLeaves) {
+    if (leaves != nullptr) std::copy_n(leaves + start, std::min(kLeaves, levels.sizes[0] - start), nodes + start);
     for (int level = 0; level < num_lower; ++level) {
       const int64_t first = start >> (level + 1);
       const int64_t num = std::min(int64_t{1} << (kBlockLevels - level - 1), levels.sizes[level + 1] - first);
@@ -288,10 +290,10 @@ DASGRAD_EXPORT void dasgrad_prefer_large_pages(double* nodes, int64_t num_nodes)
 #endif
 }
 
-// Recompute all sums from the leaves; the total may be infinite.
-DASGRAD_EXPORT double dasgrad_sum_levels(double* nodes, int64_t num_leaves) {
+// Write all leaves, unless `leaves` is null, and recompute all sums from them; the total may be infinite.
+DASGRAD_EXPORT double dasgrad_sum_levels(double* nodes, int64_t num_leaves, const double* leaves) {
   const Levels levels(num_leaves);
-  sum_all_levels(levels, nodes);
+  sum_all_levels(levels, nodes, leaves);
   return levels.total(nodes);
 }
 
