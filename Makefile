@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PEERS  := $(VENV)/.peers-installed
 BENCHMARKS ?= tree step loop
 
-.PHONY: help setup reproduce bench test lint format clean
+.PHONY: help setup reproduce bench test wheel-test lint format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ bench: $(PEERS)  ## time against the peers (BENCHMARKS="tree step loop"), into b
 
 test: $(STAMP)  ## run the test suite
 	$(BIN)/python -m pytest -n auto
+
+wheel-test: $(STAMP)  ## run the tests against wheels built with and without a compiler; takes some minutes
+	$(BIN)/python -m benchmarks wheel
 
 lint: $(STAMP)  ## ruff and a strict type check
 	$(BIN)/ruff check .

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dasgrad.sampling import cumulative_sums
+
 AHEAD = 4096  # draws; with more, the calls around them are no longer worth saving
 
 Lookup = Callable[..., tuple[Tensor, Tensor]]
@@ -35,7 +37,8 @@ class BatchDraws:
         self._generator = torch.Generator(device)
         self._stratified = stratified != "none"
         self._cover = Cover(batch_size, num_batches, device) if stratified == "pass" else None
-        self._max_ahead = max(1, AHEAD // batch_size) if device.type == "cpu" else 1
+        self._searched = cumulative_sums.are_faster_on(device)
+        self._max_ahead = max(1, AHEAD // batch_size) if device.type == "cpu" and not self._searched else 1
         self._uniforms: Any  # rows of B made ahead, in numpy, whose calls on a row cost half of torch's
         self._next: int  # the row of the next batch; those before it are used up
         self._start: int  # rows from here to the end are looked up:
@@ -54,6 +57,11 @@ class BatchDraws:
             look_up: called as ``look_up(u, stratified=...)`` gives draws and weights for a vector of uniforms, which it
                 may use up; stratified, it moves each into its slice.
         """
+        if self._searched:
+            u = self._rand((self._batch_size,))
+            if self._cover is not None:
+                return look_up(self._cover.spread_over_all(u), stratified=False)
+            return look_up(u, stratified=self._stratified)
         if self._max_ahead == 1:
             return look_up(self._make_uniforms(1)[0], stratified=self._stratified)
         if self._next == len(self._uniforms):
@@ -160,6 +168,7 @@ class Cover:
         self._before = self._generator.get_state()  # the order is a function of this, so it need not be saved
         keys = torch.rand(self._shape, device=self._device, generator=self._generator)
         self._order_KB = keys.argsort(dim=1).t().contiguous()
+        self._starts_KB: Tensor | None = None
         self.position = 0
 
     def num_left(self) -> int:
@@ -174,6 +183,21 @@ class Cover:
         u.add_(self._order_KB[self.position : end]).div_(self._shape[1])
         self.position = end
         return u
+
+    def spread_over_all(self, u: Tensor) -> Tensor:
+        """Uniforms ``[B]`` of one batch, each within its slice of [0, 1], in one operation.
+
+        On a GPU its launch is what takes the time. Up to rounding the i-th is ``(i + spread_(u)[i]) / B``; it may
+        round to 1.
+        """
+        if self.position == self._shape[1]:
+            self._shuffle()
+        num_slices, num_batches = self._shape
+        if self._starts_KB is None:
+            slices = torch.arange(num_slices, dtype=torch.float64, device=self._device)
+            self._starts_KB = (slices + self._order_KB.double() / num_batches) / num_slices
+        self.position += 1
+        return torch.add(self._starts_KB[self.position - 1], u, alpha=1.0 / (num_slices * num_batches))
 
     def state_dict(self) -> dict[str, Any]:
         """The generator's state before the current order was made, and the position in it."""

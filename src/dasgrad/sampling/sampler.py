@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from dasgrad.sampling import native
+from dasgrad.sampling import cumulative_sums, native
 from dasgrad.sampling.ahead import BatchDraws
 from dasgrad.sampling.segment_tree import LOCK, SegmentTree
 from dasgrad.targets import check_simplex
@@ -96,15 +96,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         for name, value in (("num_examples", num_examples), ("batch_size", batch_size)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"`AdaptiveSampler({name}=...)` must be a positive integer, got {value!r}.")
-        if not 0.0 <= floor < 1.0:
-            raise ValueError(f"`AdaptiveSampler(floor=...)` must be in [0, 1), got {floor!r}.")
-        if not 0.0 <= epsilon < float("inf"):
-            raise ValueError(f"`AdaptiveSampler(epsilon=...)` must be finite and at least 0, got {epsilon!r}.")
-        if floor == 0.0 and epsilon == 0.0:
-            raise ValueError(
-                "`AdaptiveSampler(floor=..., epsilon=...)` must not both be 0: an example with an old score "
-                "of 0 would never be drawn again, and the gradient would be biased."
-            )
+        _check_floor(floor, epsilon)
         if stratified not in ("none", "batch", "pass"):
             raise ValueError(
                 f"`AdaptiveSampler(stratified=...)` must be 'none', 'batch' or 'pass', got {stratified!r}."
@@ -128,6 +120,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             self._target_tree = SegmentTree(target)
         self._tree = SegmentTree(torch.zeros(num_examples, dtype=torch.float64, device=device))
         self._refreshed = False
+        self._mixture: cumulative_sums.Mixture | None = None
         self._draws = self._make_draws()
         self.set_epoch(0)
 
@@ -148,9 +141,15 @@ class AdaptiveSampler(Sampler[list[Draw]]):
 
     @floor.setter
     def floor(self, floor: float) -> None:
+        _check_floor(floor, self.epsilon)
         with LOCK:
             self._floor = float(floor)
-            self._draws.forget_lookups()
+            self._forget_lookups()
+
+    def _forget_lookups(self) -> None:
+        """Let go of whatever was derived from the probabilities, which have just changed."""
+        self._mixture = None
+        self._draws.forget_lookups()
 
     @property
     def target(self) -> Tensor:
@@ -196,7 +195,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         masses = self.target * (checked + self.epsilon)
         with LOCK:
             self._tree.rebuild(masses)
-            self._draws.forget_lookups()
+            self._forget_lookups()
             self._refreshed = True
 
     def update(self, indices: Tensor | Sequence[int], scores: Tensor | Sequence[float]) -> None:
@@ -224,7 +223,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             masses = (checked + self.epsilon) * self._target_tree[indices]
         with LOCK:
             self._tree.update(indices, masses)
-            self._draws.forget_lookups()
+            self._forget_lookups()
 
     def _check_scores(self, scores: Tensor | Sequence[float], length: int, method: str) -> Tensor:
         scores = torch.as_tensor(scores, dtype=torch.float64, device=self.device).detach()
@@ -269,7 +268,11 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             target = None if self._target_tree is None else self._target_tree.compiled
             return compiled.draw_(target, self.floor, stratified, u)
         if stratified:
-            u = (torch.arange(len(u), dtype=torch.float64, device=self.device) + u) / max(len(u), 1)
+            u = u.add_(torch.arange(len(u), dtype=torch.float64, device=self.device)).div_(max(len(u), 1))
+        if self._tree.settled and cumulative_sums.are_faster_on(self.device):
+            if self._mixture is None:
+                self._mixture = self._mix()
+            return self._mixture.draw(u)
         if not self._has_mass:
             return self._find_in_target(u), torch.ones_like(u)
         total = self._tree.total
@@ -278,12 +281,25 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         if self.floor > 0:
             below = (u / self.floor).clamp_(max=1.0)
             indices = torch.where(u < self.floor, self._find_in_target(below), indices)
-        masses = self._tree.masses_of(indices)
+        shares = None if self._target_tree is None else self._target_tree.masses_of(indices)
+        return indices, self._weigh(self._tree.masses_of(indices), total, shares)
+
+    def _weigh(self, masses: Tensor, total: Tensor, target: Tensor | None) -> Tensor:
+        """The weights of examples by their masses, the total of all masses, and their targets; None is uniform."""
+        scores = masses * self.num_examples if target is None else masses / target
+        return 1.0 / ((1 - self.floor) * scores / total + self.floor)
+
+    def _mix(self) -> cumulative_sums.Mixture:
+        """What `_locate_` draws from, as one line to search."""
+        shares: Tensor | None = None
         if self._target_tree is None:
-            scores = masses * self.num_examples
+            target_ends = torch.arange(1, self.num_examples + 1, dtype=torch.float64, device=self.device)
         else:
-            scores = masses / self._target_tree.masses_of(indices)
-        return indices, 1.0 / ((1 - self.floor) * scores / total + self.floor)
+            shares, target_ends = self._target_tree.masses, self._target_tree.ends
+        if not self._has_mass:
+            return cumulative_sums.Mixture(target_ends, None, self.floor, torch.ones_like(target_ends))
+        weights = self._weigh(self._tree.masses, self._tree.total, shares)
+        return cumulative_sums.Mixture(target_ends, self._tree.ends, self.floor, weights)
 
     def _find_in_target(self, u: Tensor) -> Tensor:
         if self._target_tree is None:
@@ -347,11 +363,23 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         refreshed = bool(state_dict["refreshed"])
         with LOCK:
             self._tree.load_state_dict(state_dict["tree"])  # the last one that can refuse
-            self._draws, self._refreshed = draws, refreshed
+            self._draws, self._refreshed, self._mixture = draws, refreshed, None
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self._options().items())
         return f"AdaptiveSampler({options}, seed={self.seed})"
+
+
+def _check_floor(floor: float, epsilon: float) -> None:
+    if not 0.0 <= floor < 1.0:
+        raise ValueError(f"`AdaptiveSampler(floor=...)` must be in [0, 1), got {floor!r}.")
+    if not 0.0 <= epsilon < float("inf"):
+        raise ValueError(f"`AdaptiveSampler(epsilon=...)` must be finite and at least 0, got {epsilon!r}.")
+    if floor == 0.0 and epsilon == 0.0:
+        raise ValueError(
+            "`AdaptiveSampler(floor=..., epsilon=...)` must not both be 0: an example with an old score "
+            "of 0 would never be drawn again, and the gradient would be biased."
+        )
 
 
 def as_draws(indices: Tensor, weights: Tensor) -> list[Draw]:
