@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PEERS  := $(VENV)/.peers-installed
+BENCHMARKS ?= tree step loop scores tiers
 
-.PHONY: help setup reproduce test lint format clean
+.PHONY: help setup reproduce bench test wheel-test lint format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,8 +23,20 @@ setup: $(STAMP)  ## make the virtual environment in .venv
 reproduce: $(STAMP)  ## DASGrad against Adam and AMSGrad on the embedded digits data, with figure and table
 	$(BIN)/dasgrad run digits --out runs
 
+$(PEERS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps backpack-for-pytorch
+	@touch $(PEERS)
+
+bench: $(PEERS)  ## time against the peers (BENCHMARKS="tree step loop scores tiers"), into benchmarks/results and runs/bench
+	@set -e; for name in $(BENCHMARKS); do \
+		$(BIN)/python -m benchmarks $$name --json runs/bench/$$name.json --md benchmarks/results/$$name.md; done
+
 test: $(STAMP)  ## run the test suite
 	$(BIN)/python -m pytest -n auto
+
+wheel-test: $(STAMP)  ## run the tests against wheels built with and without a compiler; takes some minutes
+	$(BIN)/python -m benchmarks wheel
 
 lint: $(STAMP)  ## ruff and a strict type check
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Measurements, one file a question: ``python -m benchmarks NAME --json FILE``."""
+"""Measurements, one file a question: ``python -m benchmarks NAME --json FILE --md FILE``."""
 
 import statistics
 import time

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import pkgutil
+import time
 from pathlib import Path
 
 import benchmarks
@@ -18,19 +19,23 @@ def main() -> None:
     parser.add_argument("name", choices=names, help="which question to measure")
     parser.add_argument("parts", nargs="*", help="of a benchmark that has parts, the ones to measure; all by default")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
-    parser.add_argument("--md", type=Path, help="write them as a page of Markdown with machine, versions and date")
+    parser.add_argument("--md", type=Path, help="write a page with rows, machine, versions and date to this file")
     options = parser.parse_args()
     module = importlib.import_module(f"benchmarks.{options.name}")
+    started = time.perf_counter()
     rows = module.run(*options.parts)
+    seconds = time.perf_counter() - started
     if not rows:
         return
     for row in rows:
         print(f"{row['metric']:<60} {row['ours']:.4g}  {row['peer_name']} {row['peer']:.4g}  ratio {row['ratio']:.3f}")
     if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf8")
     if options.md:
-        body = getattr(module, "table", report.table)(rows)
-        options.md.write_text(report.page(options.name, body), encoding="utf8")
+        make_table = getattr(module, "make_table", report.make_table)
+        report.write_markdown(options.md, options.name, make_table(rows), seconds)
 
 
-main()
+if __name__ == "__main__":
+    main()

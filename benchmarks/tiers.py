@@ -182,7 +182,7 @@ def run() -> list[Row]:
     return rows
 
 
-def table(rows: Sequence[Row]) -> str:
+def make_table(rows: Sequence[Row]) -> list[str]:
     """A table for each problem and metric: variance left, × the optimum and × uniform's."""
     lines = [f"Variance left under a floor of {FLOOR}, × the least possible / × that of uniform draws.\n"]
     for problem in dict.fromkeys(row["problem"] for row in rows):
@@ -198,4 +198,4 @@ def table(rows: Sequence[Row]) -> str:
             for tier in dict.fromkeys(row["tier"] for row in chosen):
                 lines.append(f"| {tier} | {' | '.join(cells[tier, when] for when in times)} |")
             lines.append("")
-    return "\n".join(lines).rstrip("\n") + "\n"
+    return lines[:-1]

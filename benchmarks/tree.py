@@ -3,15 +3,19 @@
 Peers are those that import: ``torch.multinomial`` always, tianshou's tree (compiled by numba), cpprb's prioritized
 buffer and TorchRL's tree where they are installed (``pip install 'dasgrad[bench]'``). Each does what ours does: draw
 256 indices in proportion to float64 masses, from fresh uniforms, and say their masses; or take 256 new masses, some
-indices twice. All are timed in turns within one process on one thread, 1000 calls a turn so that each finds its own
-data in the caches and not the last one's, and the median of all calls counts, in microseconds. Every peer's row is
-there; the fastest is the one to beat.
+indices twice. All are timed in turns within one process on one thread, and the median of all calls counts, in
+microseconds: once in turns of 1000 calls, where each finds its own data in the caches, and once in turns of 100, where
+it finds more of the others'. Every peer's row is there; the fastest is the one to beat.
 
-Two rows are no race: sums after ten million updates against those of a fresh build (``ours`` is how many of the nodes
-differ, which must be 0), and a tree of 10⁸ leaves against a cumulative sum with ``torch.searchsorted``, in milliseconds
-and in bytes a leaf.
+The rest is no race: sums after ten million updates against those of a fresh build (``ours`` is how many of the nodes
+differ, which must be 0), and a tree of 10⁸ leaves against a cumulative sum with ``torch.searchsorted``, in
+milliseconds, and in bytes a leaf at the peak of a fresh process (Linux only). Building is there twice, in new memory,
+where page faults count, and in memory that was there before.
 """
 
+import itertools
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +27,22 @@ import dasgrad
 from dasgrad.sampling import native
 
 SIZES, NUM = (60_000, 10**6), 256
-TURNS, STREAK, NUM_BATCHES = 8, 1000, 1000
+CALLS, STREAKS, NUM_BATCHES = 8000, (100, 1000), 1000
 DRIFT_UPDATES, DRIFT_SIZE = 10**7, 10**6
 HUGE = 10**8
+
+# The masses are one number seen 10⁸ times, so that the memory is the tree's alone.
+PEAK_MEMORY = f"""
+import re, torch, dasgrad
+def peak():  # of this program; getrusage counts what forked it, too
+    return 1024 * int(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1])
+dasgrad.SegmentTree(torch.ones(1000)).sample(1, generator=torch.Generator())
+before = peak()
+tree = dasgrad.SegmentTree(torch.ones(1, dtype=torch.float64).expand({HUGE}))
+indices, masses = tree.sample({NUM}, generator=torch.Generator().manual_seed(0))
+tree.update(indices, masses / 2)
+print(peak() - before)
+"""
 
 Call = Callable[[int], object]
 
@@ -148,7 +165,7 @@ def importable(masses: torch.Tensor) -> list[Any]:
     return found
 
 
-def interleaved(calls: dict[str, Call], turns: int, streak: int = STREAK) -> dict[str, float]:
+def interleaved(calls: dict[str, Call], turns: int, streak: int) -> dict[str, float]:
     """Median seconds of each call, in turns of `streak` calls each, after one turn to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(turns + 1):
@@ -178,16 +195,17 @@ def race(size: int) -> list[dict[str, Any]]:
     ours = Ours(masses)
     peers = importable(masses)
     rows = []
-    for verb in ("sample", "update"):
+    for verb, streak in itertools.product(("sample", "update"), STREAKS):
         calls = {}
         for tree in (ours, *peers):
             call = tree.sample if verb == "sample" else tree.updating(indices, new_masses)
             if call is not None:
                 calls[tree.name] = call
-        medians = interleaved(calls, TURNS)
+        medians = interleaved(calls, CALLS // streak, streak)
         mine = medians.pop(ours.name)
         for name, seconds in sorted(medians.items(), key=lambda item: item[1]):
-            rows.append(row(f"{verb} {NUM} of {size:,}, µs", mine * 1e6, seconds * 1e6, name))
+            metric = f"{verb} {NUM} of {size:,}, turns of {streak}, µs"
+            rows.append(row(metric, mine * 1e6, seconds * 1e6, name))
     return rows
 
 
@@ -204,17 +222,19 @@ def drift() -> dict[str, Any]:
 
 
 def huge() -> list[dict[str, Any]]:
-    """A tree of 10⁸ leaves against a cumulative sum, which one update makes anew."""
+    """A tree of 10⁸ equal leaves against a cumulative sum, which one update makes anew."""
     masses = torch.ones(HUGE, dtype=torch.float64)
     generator = torch.Generator().manual_seed(2)
     indices, values = torch.randint(HUGE, (NUM,), generator=generator), torch.rand(NUM, dtype=torch.float64)
-
-    start = time.perf_counter()
-    tree = dasgrad.SegmentTree(masses)
-    build = time.perf_counter() - start
-    start = time.perf_counter()
-    cumulative = masses.cumsum(0)
-    cumsum = time.perf_counter() - start
+    builders: dict[str, Call] = {"ours": lambda _: dasgrad.SegmentTree(masses), "peer": lambda _: masses.cumsum(0)}
+    build = interleaved(builders, 9, 1)
+    tree, cumulative = dasgrad.SegmentTree(masses), masses.cumsum(0)
+    rebuilders: dict[str, Call] = {
+        "ours": lambda _: tree.rebuild(masses),
+        "peer": lambda _: torch.cumsum(masses, 0, out=cumulative),
+    }
+    rebuild = interleaved(rebuilders, 9, 1)
+    missed = int((tree.find(indices.double() + 0.5) != indices).sum())
 
     def search(turn: int) -> object:
         uniforms = torch.rand(NUM, generator=generator, dtype=torch.float64) * cumulative[-1]
@@ -229,13 +249,20 @@ def huge() -> list[dict[str, Any]]:
     update = interleaved({"ours": lambda turn: tree.update(indices, values)}, 5, 20)
     update |= interleaved({"peer": rewrite}, 3, 1)
     peer = "cumsum + searchsorted"
-    num_bytes = tree._levels[0].untyped_storage().nbytes()
     return [
-        row(f"build {HUGE:,}, ms", build * 1e3, cumsum * 1e3, peer),
+        row(f"of {NUM} prefixes among {HUGE:,} equal masses, found elsewhere", missed, 0.0, "arithmetic"),
+        row(f"build {HUGE:,} in new memory, ms", build["ours"] * 1e3, build["peer"] * 1e3, peer),
+        row(f"rebuild {HUGE:,} in place, ms", rebuild["ours"] * 1e3, rebuild["peer"] * 1e3, peer),
         row(f"sample {NUM} of {HUGE:,}, ms", sample["ours"] * 1e3, sample["peer"] * 1e3, peer),
         row(f"update {NUM} of {HUGE:,}, ms", update["ours"] * 1e3, update["peer"] * 1e3, peer),
-        row(f"memory of {HUGE:,}, bytes a leaf", num_bytes / HUGE, 16.0, "masses and their cumulative sum"),
     ]
+
+
+def peak_memory() -> dict[str, Any]:
+    """How much more memory a fresh process has had at most, after it built, sampled and updated 10⁸ equal leaves."""
+    result = subprocess.run([sys.executable, "-c", PEAK_MEMORY], capture_output=True, text=True, check=True)
+    peer = "masses and their cumulative sum"
+    return row(f"peak memory of {HUGE:,}, bytes a leaf", int(result.stdout) / HUGE, 16.0, peer)
 
 
 def run() -> list[dict[str, Any]]:
@@ -243,4 +270,5 @@ def run() -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     print(f"native core: {native.available()}, torch {torch.__version__}", flush=True)
     rows = [line for size in SIZES for line in race(size)]
-    return [*rows, drift(), *huge()]
+    rows = [*rows, drift(), *huge()]
+    return [*rows, peak_memory()] if sys.platform == "linux" else rows

@@ -16,13 +16,16 @@ def sampler_uniforms(seed: int, stratified: str) -> list[list[float]]:
     twin = dasgrad.AdaptiveSampler(N, BATCH, seed=seed, stratified=stratified)
     rows = []
 
-    def record(u: torch.Tensor, *, stratified: bool) -> None:
-        rows.append(((torch.arange(BATCH) + u) / BATCH if stratified else u).tolist())
+    def record(u: torch.Tensor, *, stratified: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of one batch, or of several made ahead, which are then stratified already."""
+        assert len(u) == BATCH or not stratified
+        rows.extend(((torch.arange(len(u)) + u) / BATCH if stratified else u).reshape(-1, BATCH).tolist())
+        return torch.zeros(len(u), dtype=torch.int64), torch.ones(len(u))
 
     twin._locate_ = record
     for _ in range(NUM_STEPS):
         twin.draw()
-    return rows
+    return rows[:NUM_STEPS]
 
 
 @pytest.mark.parametrize("moments", helpers.MOMENTS)

@@ -1,7 +1,10 @@
 """The same library on a GPU: same numbers, everything stays on the device."""
 
+import contextlib
+
 import pytest
 import torch
+from scipy import stats
 
 import dasgrad
 import helpers
@@ -121,3 +124,101 @@ def test_amp_with_a_scaler_counts_only_steps_taken():
         scaler.update()
         taken += k != 2
     assert loader.num_steps == taken == len(loader) - 1
+
+
+@pytest.fixture
+def no_waiting():
+    """Give a context in which anything that waits for the device raises."""
+
+    @contextlib.contextmanager
+    def forbidden():
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return forbidden
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
+@pytest.mark.parametrize("stratified", ["none", "batch", "pass"])
+@pytest.mark.parametrize("floor", [0.0, 0.2])
+@pytest.mark.parametrize("targeted", [False, True])
+def test_no_draw_waits_whatever_came_before_it(no_waiting, stratified, floor, targeted):
+    target = dasgrad.targets.uniform(1000) if targeted else None
+    options = {"target": target, "floor": floor, "epsilon": 0.1, "stratified": stratified}
+    sampler = dasgrad.AdaptiveSampler(1000, 8, device="cuda", **options)
+    changes = [
+        lambda: None,
+        lambda: sampler.refresh(torch.rand(1000, device="cuda")),
+        lambda: sampler.update(torch.tensor([5, 7], device="cuda"), torch.tensor([3.0, 0.0], device="cuda")),
+        lambda: sampler.refresh(torch.rand(1000, device="cuda")),
+    ]
+    for change in changes:
+        change()
+        with no_waiting():
+            draws = [sampler.draw(num) for num in (None, 3, None, 0)]
+        for indices, weights in draws:
+            torch.testing.assert_close(weights, sampler.weights[indices], rtol=1e-12, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
+def test_no_sample_of_a_tree_waits_whatever_came_before_it(no_waiting):
+    tree, generator = dasgrad.SegmentTree(torch.rand(10_001), device="cuda"), torch.Generator("cuda").manual_seed(0)
+    for change in (lambda: None, lambda: tree.update([3, 4], [0.0, 9.0]), lambda: tree.rebuild(torch.rand(10_001))):
+        change()
+        with no_waiting():
+            indices, masses = tree.sample(1000, generator=generator)
+        assert torch.equal(masses, tree.masses[indices])
+        assert (masses > 0).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000, 100_003])
+def test_ends_of_segments_have_the_bits_of_the_cpu(size):
+    masses = torch.randn(size, generator=torch.Generator().manual_seed(size), dtype=torch.float64).mul_(5).exp_()
+    masses[: size // 3] = 0
+    tree = dasgrad.SegmentTree(masses)
+    torch.use_deterministic_algorithms(True)  # under which torch.cumsum is refused
+    try:
+        assert torch.equal(tree.to("cuda").ends.cpu(), tree.ends)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.2, 0.99])
+@pytest.mark.parametrize("targeted", [False, True])
+def test_the_same_uniforms_draw_the_same_on_the_gpu(targeted, floor):
+    """By search and from the tree; this seed hits no segment so close to its end that rounding decides."""
+    generator = torch.Generator().manual_seed(8)
+    target = None
+    if targeted:
+        target = torch.rand(10_000, generator=generator, dtype=torch.float64)
+        target[::7] = 0
+        target /= target.sum()
+    scores = torch.rand(10_000, generator=generator, dtype=torch.float64).pow_(8)
+    uniforms = torch.rand(20_000, generator=generator, dtype=torch.float64)
+    options = {"target": target, "floor": floor, "epsilon": 0.01}
+    samplers = [dasgrad.AdaptiveSampler(10_000, 32, device=device, **options) for device in ("cpu", "cuda")]
+    for updated in (None, False, True):
+        for sampler in samplers:
+            if updated is False:
+                sampler.refresh(scores)
+            elif updated:
+                sampler.update([3, 9999], [4.0, 0.5])
+        (indices, weights), (found, found_weights) = (s._locate(uniforms.to(s.device)) for s in samplers)
+        assert torch.equal(indices, found.cpu())
+        torch.testing.assert_close(weights, found_weights.cpu(), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("stratified", ["none", "batch", "pass"])
+def test_draws_on_the_gpu_follow_p(stratified):
+    """Chi-square on 10⁶ draws, by search and then from the tree."""
+    sampler = dasgrad.AdaptiveSampler(40, 1000, stratified=stratified, seed=11, device="cuda")
+    sampler.refresh(torch.linspace(0, 3, 40).exp())
+    for _ in range(2):
+        counts = torch.stack([torch.bincount(sampler.draw()[0], minlength=40) for _ in range(1000)]).sum(0)
+        expected = sampler.probabilities * 1e6
+        statistic = ((counts - expected).square() / expected).sum().item()
+        assert stats.chi2.sf(statistic, 39) > 1e-4
+        sampler.update([0, 39], [9.0, 1.0])

@@ -129,3 +129,33 @@ X, Y = torch.zeros(3, 2), torch.zeros(3)
 )
 def test_which_data_sets_are_in_memory(dataset, expected):
     assert same(nested.columns_of(dataset), expected)
+
+
+ROWS = torch.tensor([2, 0, 2])
+IMAGES = torch.arange(72.0).reshape(3, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        X,
+        (IMAGES, Y),
+        (IMAGES.to(memory_format=torch.channels_last), torch.tensor([True, False, True])),
+        {"wide": torch.arange(6.0).reshape(2, 3).t(), "expanded": torch.ones(3, 1).expand(3, 4)},
+        namedtuple("Pair", "x y")(X.to(torch.bfloat16), torch.arange(6, dtype=torch.uint8).reshape(3, 2)),
+        (dasgrad.SparseRows(torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0]), torch.ones(2), 2).to_dense(), Y),
+        (torch.nn.Parameter(X), Y),
+    ],
+)
+def test_rows_are_those_of_indexing_and_lie_in_memory_as_they_do(data):
+    expected = nested.take(data, ROWS)
+    taken = nested.take_rows(data, ROWS)
+    assert same(taken, expected)
+    for ours, theirs in zip(nested.leaves(taken), nested.leaves(expected), strict=True):
+        assert ours.stride() == theirs.stride()
+        assert ours.requires_grad == theirs.requires_grad
+
+
+def test_rows_of_sparse_examples():
+    data = (dasgrad.SparseRows(torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0]), torch.ones(2), 2), Y)
+    assert torch.equal(nested.take_rows(data, ROWS)[0].to_dense(), data[0].to_dense()[ROWS])

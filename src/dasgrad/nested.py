@@ -85,6 +85,21 @@ def take(data: Any, rows: Any) -> Any:
     return map_leaves(lambda leaf: leaf[rows], data)
 
 
+def take_rows(data: Any, rows: Tensor) -> Any:
+    """`take` for a vector of row numbers, the way each leaf is read fastest; for data as of `columns_of`."""
+    if type(data) is tuple:
+        return tuple([_rows_of(leaf, rows) for leaf in data])
+    return map_leaves(lambda leaf: _rows_of(leaf, rows), data)
+
+
+def _rows_of(leaf: Any, rows: Tensor) -> Any:
+    # Whole rows are copied at half the cost of general indexing, but always to a contiguous result: where the rows
+    # are laid out otherwise (channels last), indexing keeps their strides.
+    if type(leaf) is Tensor and leaf.is_cpu and leaf.is_contiguous():
+        return leaf.index_select(0, rows)
+    return leaf[rows]
+
+
 def columns_of(dataset: Any) -> Any | None:
     """The tensors of a data set held in memory, to be indexed directly; None for any other data set.
 

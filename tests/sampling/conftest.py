@@ -1,11 +1,11 @@
 import pytest
 
-from dasgrad.sampling import native
+from dasgrad.sampling import cumulative_sums, native
 
 
-@pytest.fixture(scope="module", params=["native", "torch"])
+@pytest.fixture(scope="module", params=["native", "torch", "search"])
 def core(request):
-    """Run every test of a module on trees in C++, then on trees in torch operations."""
+    """Run every test of a module on trees in C++, then in torch operations, then by cumulative sums as on CUDA."""
     if request.param == "native":
         if not native.available():
             pytest.skip("the package was built without its native core")
@@ -13,4 +13,6 @@ def core(request):
     else:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "_library", None)
+            if request.param == "search":
+                patch.setattr(cumulative_sums, "are_faster_on", lambda device: True)
             yield request.param

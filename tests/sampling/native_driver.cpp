@@ -12,7 +12,8 @@
 extern "C" {
 int dasgrad_integers_within(const int64_t*, int64_t, int64_t, int64_t);
 int dasgrad_reals_within(const double*, int64_t, double, double);
-double dasgrad_sum_levels(double*, int64_t);
+void dasgrad_prefer_large_pages(double*, int64_t);
+double dasgrad_sum_levels(double*, int64_t, const double*);
 double dasgrad_update(double*, int64_t, const int64_t*, const double*, int64_t);
 void dasgrad_find(const double*, int64_t, const double*, double, int64_t, int64_t*, double*);
 void dasgrad_draw(const double*, const double*, int64_t, double, int, const double*, int64_t, int64_t*, double*);
@@ -50,14 +51,18 @@ void check(int64_t size, std::mt19937_64& random) {
   int64_t length;
   const std::vector<int64_t> offsets = level_offsets(size, &length);
   std::vector<double> nodes(length), target(length);
+  dasgrad_prefer_large_pages(nodes.data(), length);
   for (int64_t i = 0; i < size; ++i) {
     nodes[i] = uniform(random) < 0.3 ? 0 : std::ldexp(uniform(random), static_cast<int>(uniform(random) * 2000) - 1070);
     target[i] = nodes[i] > 0 ? uniform(random) : 0;
   }
   nodes[size - 1] = target[size - 1] = 5e-324;
-  const double total = dasgrad_sum_levels(nodes.data(), size);
-  dasgrad_sum_levels(target.data(), size);
+  const double total = dasgrad_sum_levels(nodes.data(), size, nullptr);
+  dasgrad_sum_levels(target.data(), size, nullptr);
   require(total == nodes.back() && total > 0, "sum_levels", size);
+  const std::vector<double> leaves(nodes.begin(), nodes.begin() + size);
+  std::vector<double> filled(length);
+  require(dasgrad_sum_levels(filled.data(), size, leaves.data()) == total && filled == nodes, "new leaves", size);
 
   for (const int64_t num : {int64_t{0}, int64_t{1}, int64_t{255}, int64_t{257}, int64_t{700}}) {
     std::vector<double> points(num), found_masses(num);
@@ -89,9 +94,21 @@ void check(int64_t size, std::mt19937_64& random) {
     }
     std::vector<double> expected = nodes;
     for (int64_t i = 0; i < num; ++i) expected[indices[i]] = masses[i];
-    dasgrad_sum_levels(expected.data(), size);
+    dasgrad_sum_levels(expected.data(), size, nullptr);
     dasgrad_update(nodes.data(), size, indices.data(), masses.data(), num);
     require(nodes == expected, "update", size);
+    for (const int64_t outside : {int64_t{-1}, size, INT64_MIN, INT64_MAX}) {
+      std::vector<int64_t> bad = indices;
+      bad[num / 2] = outside;
+      const double refused = dasgrad_update(nodes.data(), size, bad.data(), masses.data(), num);
+      require(refused == -1 && nodes == expected, "refusing an index", size);
+    }
+    for (const double outside : {-1.0, -5e-324, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+      std::vector<double> bad = masses;
+      bad[num / 2] = outside;
+      const double refused = dasgrad_update(nodes.data(), size, indices.data(), bad.data(), num);
+      require(refused == -1 && nodes == expected, "refusing a mass", size);
+    }
     if (size > 1) {
       for (int64_t i = 0; i < num; ++i) masses[i] = DBL_MAX;
       indices[0] = 0;

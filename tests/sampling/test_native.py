@@ -79,7 +79,7 @@ def test_any_sequence_of_calls_leaves_the_same_bits_on_both_cores(size, data):
             assert trees[0].find(prefixes).tolist() == trees[1].find(prefixes).tolist()
 
 
-# Sizes around those from which the core skips reading every other level.
+# Sizes around those at which the core reads one level more, and the end of a level falls inside its groups of eight.
 @needs_native
 @pytest.mark.parametrize("size", [1, 2, 3, 1000, 65_535, 65_536, 65_537, 131_073, 300_001, 10**6 + 3])
 def test_large_trees_and_their_draws_are_the_same_on_both_cores(size):
@@ -148,10 +148,34 @@ def test_strided_arguments_are_read_as_they_are():
     assert torch.equal(trees[0].find(prefixes.expand(2, 30, 20)), trees[1].find(prefixes.expand(2, 30, 20)))
 
 
+@pytest.mark.usefixtures("core")
+def test_another_default_device_changes_nothing():
+    tree, generator = SegmentTree(torch.tensor([1.0, 2.0])), torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        indices, drawn = tree.sample(5, generator=generator)
+        tree.update([1], [4.0])
+        found = tree.find([0.5, 4.5])
+    assert {indices.device.type, drawn.device.type, found.device.type} == {"cpu"}
+    assert found.tolist() == [0, 1]
+
+
+@pytest.mark.usefixtures("core")
+def test_masses_that_are_views_with_a_sign_to_come_are_read_with_it():
+    negated = torch.tensor([0.5 - 2.0j], dtype=torch.complex128).conj().imag
+    assert negated.is_neg()
+    tree = SegmentTree(negated)
+    assert tree.masses.tolist() == [2.0]
+    tree.update(torch.tensor([0]), negated * 2)
+    assert tree.total.item() == 4.0
+    with pytest.raises(ValueError, match=r"got -2\.0 at index 0"):
+        tree.update(torch.tensor([0]), torch.tensor([0.5 + 2.0j], dtype=torch.complex128).conj().imag)
+
+
 # -- memory ------------------------------------------------------------------------------------------------------
 
 
-def test_the_source_is_clean_under_the_sanitizers(tmp_path):
+@pytest.mark.parametrize("variant", ["for this machine", "portable"])
+def test_the_source_is_clean_under_the_sanitizers(tmp_path, variant):
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
         pytest.skip("needs a C++ compiler, none is on the path")
@@ -164,6 +188,8 @@ def test_the_source_is_clean_under_the_sanitizers(tmp_path):
     ).returncode:
         pytest.skip("the compiler has no sanitizers")
     flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", *sanitizers]
+    if variant == "portable":
+        flags.append("-DDASGRAD_PORTABLE")
     subprocess.run([compiler, *flags, str(SOURCE), str(DRIVER), "-o", str(program)], check=True)
     result = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -280,6 +306,36 @@ def test_a_forked_process_finds_its_parents_tree_whole_and_free(setting):
         timeout=120,
     )
     assert result.stdout.split() == ["20", "True"], result.stderr
+
+
+class DrawnInWorkers(torch.utils.data.Dataset):
+    """Item i is what a tree made before the workers were forked draws with seed i."""
+
+    def __init__(self, tree):
+        self.tree = tree
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, seed):
+        self.tree.update([seed], [0.0])  # the worker's own copy
+        return self.tree.sample(50, generator=torch.Generator().manual_seed(seed))[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.usefixtures("core")
+def test_forked_workers_use_their_parents_tree_and_leave_it_alone():
+    size = 10**6  # large enough for large pages
+    tree = SegmentTree(torch.arange(size))
+    before = tree.masses
+    loader = torch.utils.data.DataLoader(
+        DrawnInWorkers(tree), batch_size=None, num_workers=2, multiprocessing_context="fork"
+    )
+    for seed, drawn in enumerate(loader):
+        expected = SegmentTree(before)
+        expected.update(list(range(seed % 2, seed + 1, 2)), [0.0] * (seed // 2 + 1))
+        assert torch.equal(drawn, expected.sample(50, generator=torch.Generator().manual_seed(seed))[0])
+    assert torch.equal(tree.masses, before)
 
 
 # -- its absence ---------------------------------------------------------------------------------------------------

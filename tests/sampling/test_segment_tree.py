@@ -763,6 +763,63 @@ def test_load_state_dict_refuses_and_changes_nothing(state, error, message):
         tree.load_state_dict(state)
 
 
+# -- hard inputs ---------------------------------------------------------------------------------------------
+
+
+@on_each_device
+def test_a_million_equal_masses(device):
+    size = 10**6
+    tree = SegmentTree(torch.ones(1, dtype=torch.float64).expand(size), device=device)
+    assert tree.total.item() == size
+    middles = torch.arange(size, dtype=torch.float64, device=device) + 0.5
+    assert torch.equal(tree.find(middles), torch.arange(size, device=device))
+    counts = torch.bincount(tree.sample(size, generator=generator(20, device))[0].cpu() // 1000, minlength=1000)
+    assert stats.chisquare(counts.numpy()).pvalue > 1e-4
+
+
+@on_each_device
+@pytest.mark.parametrize("size", [1, 2, 3, 1000, 5000])
+def test_an_update_of_all_leaves_is_a_rebuild(size, device):
+    masses = torch.rand(size, generator=generator(21), dtype=torch.float64)
+    for order in (torch.arange(size), torch.randperm(size, generator=generator(22))):
+        tree = SegmentTree(torch.ones(size), device=device)
+        tree.update(order, masses[order])
+        assert torch.equal(nodes(tree).cpu(), nodes(SegmentTree(masses)))
+    many = torch.cat([torch.arange(size), torch.arange(size)])  # and all of them twice
+    tree.update(many, torch.cat([torch.zeros(size, dtype=torch.float64), masses]))
+    assert torch.equal(nodes(tree).cpu(), nodes(SegmentTree(masses)))
+
+
+@on_each_device
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_denormal_masses_are_drawn_like_any_others(size, device):
+    steps = torch.arange(1, size + 1, dtype=torch.float64)
+    tree = SegmentTree(steps * TINIEST, device=device)
+    whole = SegmentTree(steps, device=device)
+    assert torch.equal(nodes(tree), nodes(whole) * TINIEST)
+    drawn = [each.sample(500, generator=generator(23, device)) for each in (tree, whole)]
+    assert (drawn[0][1] > 0).all()
+    # A denormal prefix has few bits: it rounds to a whole number of the tiniest steps.
+    assert ((drawn[0][0] - drawn[1][0]).abs() <= 1).all()
+    tree.update([0], [0.0])
+    assert (tree.sample(500, generator=generator(24, device))[0] > 0).all() if size > 1 else not tree.has_mass
+
+
+@on_each_device
+@pytest.mark.parametrize("size", [2, 1000, 5000])
+def test_masses_whose_sum_overflows_are_refused_whole(size, device):
+    with pytest.raises(ValueError, match=r"`SegmentTree\(masses=...\)` must have a finite sum, got one that overflows"):
+        SegmentTree(torch.full((size,), LARGEST / (size - 1), dtype=torch.float64), device=device)
+    tree = SegmentTree(torch.ones(size), device=device)
+    before = snapshot(tree)
+    everything = torch.arange(size)
+    with pytest.raises(ValueError, match="got one that overflows"):
+        tree.update(everything, torch.full((size,), LARGEST / (size - 1), dtype=torch.float64))
+    assert_same_tree(before, snapshot(tree))
+    tree.update(everything, torch.full((size,), LARGEST / (2 * size), dtype=torch.float64))
+    assert tree.total.isfinite()
+
+
 # -- CUDA ----------------------------------------------------------------------------------------------------
 
 

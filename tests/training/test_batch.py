@@ -25,6 +25,25 @@ def test_weighted_mean_is_taken_in_at_least_float32(dtype):
     assert value.dtype == torch.promote_types(dtype, torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_does_not_lower_the_precision_of_the_weighted_mean(dtype):
+    losses = torch.tensor([1.0, 2.0, 3.0]) * (1 + 2**-20)
+    expected = make().weighted_mean(losses)
+    with torch.autocast("cpu", dtype=dtype):
+        value = make().weighted_mean(losses)
+    assert value.dtype == torch.float32
+    assert torch.equal(value, expected)
+
+
+def test_weighted_mean_adds_a_single_node_to_the_graph_and_leaves_the_weights_alone():
+    for dtype in (torch.float32, torch.float64):
+        batch = make()
+        losses = torch.ones(3, dtype=dtype, requires_grad=True) * 2
+        before = batch.weights.clone()
+        assert batch.weighted_mean(losses).grad_fn.next_functions[0][0] is losses.grad_fn
+        assert torch.equal(batch.weights, before)
+
+
 def test_pairs_and_other_data():
     batch = make()
     assert batch.inputs.shape == (3, 2)

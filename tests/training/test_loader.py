@@ -4,6 +4,7 @@ import gc
 import pickle
 import random
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -201,6 +202,16 @@ def test_a_pass_cannot_go_on_after_its_loader_was_taken_elsewhere():
     with pytest.raises(RuntimeError, match="is over: another one was started, or a state was loaded"):
         next(batches)
     assert len(list(loader)) == len(loader) - 1
+
+
+@pytest.mark.parametrize("options", [{}, {"dataset": helpers.Rows}, {"dataset": helpers.Rows, "num_workers": 1}])
+def test_a_batch_that_the_loop_let_go_of_is_gone_before_the_next_is_made(options):
+    *_, loader = build(**options)
+    batches = iter(loader)
+    for batch in batches:
+        inputs = weakref.ref(batch.inputs)
+        del batch
+        assert inputs() is None
 
 
 class Augmented(helpers.Rows):

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from dasgrad.sampling import native
+from dasgrad.sampling import cumulative_sums, native
+from dasgrad.sampling.ahead import BatchDraws
 from dasgrad.sampling.segment_tree import LOCK, SegmentTree
 from dasgrad.targets import check_simplex
 
@@ -95,15 +96,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         for name, value in (("num_examples", num_examples), ("batch_size", batch_size)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"`AdaptiveSampler({name}=...)` must be a positive integer, got {value!r}.")
-        if not 0.0 <= floor < 1.0:
-            raise ValueError(f"`AdaptiveSampler(floor=...)` must be in [0, 1), got {floor!r}.")
-        if not 0.0 <= epsilon < float("inf"):
-            raise ValueError(f"`AdaptiveSampler(epsilon=...)` must be finite and at least 0, got {epsilon!r}.")
-        if floor == 0.0 and epsilon == 0.0:
-            raise ValueError(
-                "`AdaptiveSampler(floor=..., epsilon=...)` must not both be 0: an example with an old score "
-                "of 0 would never be drawn again, and the gradient would be biased."
-            )
+        _check_floor(floor, epsilon)
         if stratified not in ("none", "batch", "pass"):
             raise ValueError(
                 f"`AdaptiveSampler(stratified=...)` must be 'none', 'batch' or 'pass', got {stratified!r}."
@@ -112,7 +105,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             raise ValueError(f"`AdaptiveSampler(seed=...)` must be a non-negative integer, got {seed!r}.")
         self.num_examples = num_examples
         self.batch_size = batch_size
-        self.floor = float(floor)
+        self._floor = float(floor)
         self.epsilon = float(epsilon)
         self.stratified = stratified
         self.seed = seed
@@ -127,9 +120,12 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             self._target_tree = SegmentTree(target)
         self._tree = SegmentTree(torch.zeros(num_examples, dtype=torch.float64, device=device))
         self._refreshed = False
-        self._generator = torch.Generator(self.device)
-        self._cover = _Cover(batch_size, len(self), self.device)
+        self._mixture: cumulative_sums.Mixture | None = None
+        self._draws = self._make_draws()
         self.set_epoch(0)
+
+    def _make_draws(self) -> BatchDraws:
+        return BatchDraws(self.batch_size, len(self), self.stratified, self.device)
 
     # --- what is drawn from ---------------------------------------------------------------------------
 
@@ -137,6 +133,23 @@ class AdaptiveSampler(Sampler[list[Draw]]):
     def device(self) -> torch.device:
         """Where masses, draws and weights live."""
         return self._tree.device
+
+    @property
+    def floor(self) -> float:
+        """λ, the share of draws taken from π itself."""
+        return self._floor
+
+    @floor.setter
+    def floor(self, floor: float) -> None:
+        _check_floor(floor, self.epsilon)
+        with LOCK:
+            self._floor = float(floor)
+            self._forget_lookups()
+
+    def _forget_lookups(self) -> None:
+        """Let go of whatever was derived from the probabilities, which have just changed."""
+        self._mixture = None
+        self._draws.forget_lookups()
 
     @property
     def target(self) -> Tensor:
@@ -179,8 +192,11 @@ class AdaptiveSampler(Sampler[list[Draw]]):
     def refresh(self, scores: Tensor | Sequence[float]) -> None:
         """Take new scores for all n examples."""
         checked = self._check_scores(scores, self.num_examples, "refresh")
-        self._tree.rebuild(self.target * (checked + self.epsilon))
-        self._refreshed = True
+        masses = self.target * (checked + self.epsilon)
+        with LOCK:
+            self._tree.rebuild(masses)
+            self._forget_lookups()
+            self._refreshed = True
 
     def update(self, indices: Tensor | Sequence[int], scores: Tensor | Sequence[float]) -> None:
         """Take new scores for some examples; of an index given twice, the last score counts.
@@ -205,7 +221,9 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             masses = (checked + self.epsilon) * (1.0 / self.num_examples)
         else:
             masses = (checked + self.epsilon) * self._target_tree[indices]
-        self._tree.update(indices, masses)
+        with LOCK:
+            self._tree.update(indices, masses)
+            self._forget_lookups()
 
     def _check_scores(self, scores: Tensor | Sequence[float], length: int, method: str) -> Tensor:
         scores = torch.as_tensor(scores, dtype=torch.float64, device=self.device).detach()
@@ -234,11 +252,10 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         num = self.batch_size if num is None else num
         if not isinstance(num, int) or num < 0:
             raise ValueError(f"`draw(num=...)` must be a non-negative integer, got {num!r}.")
-        u = torch.rand(num, dtype=torch.float64, device=self.device, generator=self._generator)
         with LOCK:
-            if self.stratified == "pass" and num == self.batch_size:
-                u = self._cover.spread(u)
-            return self._locate_(u, stratified=self.stratified != "none")
+            if num == self.batch_size:
+                return self._draws.draw_batch(self._locate_)
+            return self._draws.draw_others(num, self._locate_)
 
     def _locate(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """The draws that uniforms u in [0, 1] decide, and their weights."""
@@ -251,7 +268,11 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             target = None if self._target_tree is None else self._target_tree.compiled
             return compiled.draw_(target, self.floor, stratified, u)
         if stratified:
-            u = (torch.arange(len(u), dtype=torch.float64, device=self.device) + u) / max(len(u), 1)
+            u = u.add_(torch.arange(len(u), dtype=torch.float64, device=self.device)).div_(max(len(u), 1))
+        if self._tree.settled and cumulative_sums.are_faster_on(self.device):
+            if self._mixture is None:
+                self._mixture = self._mix()
+            return self._mixture.draw(u)
         if not self._has_mass:
             return self._find_in_target(u), torch.ones_like(u)
         total = self._tree.total
@@ -260,12 +281,25 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         if self.floor > 0:
             below = (u / self.floor).clamp_(max=1.0)
             indices = torch.where(u < self.floor, self._find_in_target(below), indices)
-        masses = self._tree.masses_of(indices)
+        shares = None if self._target_tree is None else self._target_tree.masses_of(indices)
+        return indices, self._weigh(self._tree.masses_of(indices), total, shares)
+
+    def _weigh(self, masses: Tensor, total: Tensor, target: Tensor | None) -> Tensor:
+        """The weights of examples by their masses, the total of all masses, and their targets; None is uniform."""
+        scores = masses * self.num_examples if target is None else masses / target
+        return 1.0 / ((1 - self.floor) * scores / total + self.floor)
+
+    def _mix(self) -> cumulative_sums.Mixture:
+        """What `_locate_` draws from, as one line to search."""
+        shares: Tensor | None = None
         if self._target_tree is None:
-            scores = masses * self.num_examples
+            target_ends = torch.arange(1, self.num_examples + 1, dtype=torch.float64, device=self.device)
         else:
-            scores = masses / self._target_tree.masses_of(indices)
-        return indices, 1.0 / ((1 - self.floor) * scores / total + self.floor)
+            shares, target_ends = self._target_tree.masses, self._target_tree.ends
+        if not self._has_mass:
+            return cumulative_sums.Mixture(target_ends, None, self.floor, torch.ones_like(target_ends))
+        weights = self._weigh(self._tree.masses, self._tree.total, shares)
+        return cumulative_sums.Mixture(target_ends, self._tree.ends, self.floor, weights)
 
     def _find_in_target(self, u: Tensor) -> Tensor:
         if self._target_tree is None:
@@ -289,8 +323,8 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"`set_epoch(epoch=...)` must be a non-negative integer, got {epoch!r}.")
         mixed = np.random.SeedSequence([self.seed, epoch]).generate_state(1, np.uint64)[0]
-        self._generator.manual_seed(int(mixed) >> 1)
-        self._cover.restart(int(mixed) >> 1)
+        with LOCK:
+            self._draws.restart(int(mixed) >> 1)
 
     def _options(self) -> dict[str, Any]:
         names = ("num_examples", "batch_size", "floor", "epsilon", "stratified")
@@ -298,13 +332,14 @@ class AdaptiveSampler(Sampler[list[Draw]]):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next draws depend on."""
+        with LOCK:
+            draws = self._draws.state_dict()
         return {
             "version": STATE_VERSION,
             "options": self._options(),
             "refreshed": self._refreshed,
             "tree": self._tree.state_dict(),
-            "generator": self._generator.get_state(),
-            "cover": self._cover.state_dict(),
+            **draws,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -323,56 +358,28 @@ class AdaptiveSampler(Sampler[list[Draw]]):
                 raise ValueError(
                     f"`AdaptiveSampler.load_state_dict` needs a sampler with {name}={saved!r}, got {value!r}."
                 )
-        generator = torch.Generator(self.device)
-        generator.set_state(state_dict["generator"].cpu())
-        cover = _Cover(self.batch_size, len(self), self.device)
-        cover.load_state_dict(state_dict["cover"])
+        draws = self._make_draws()
+        draws.load_state_dict(state_dict)
         refreshed = bool(state_dict["refreshed"])
-        self._tree.load_state_dict(state_dict["tree"])  # the last one that can refuse
-        self._generator, self._cover = generator, cover
-        self._refreshed = refreshed
+        with LOCK:
+            self._tree.load_state_dict(state_dict["tree"])  # the last one that can refuse
+            self._draws, self._refreshed, self._mixture = draws, refreshed, None
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self._options().items())
         return f"AdaptiveSampler({options}, seed={self.seed})"
 
 
-class _Cover:
-    """For each of B slices, an order in which its K finer slices are visited, one a batch; then a new order."""
-
-    def __init__(self, num_slices: int, num_batches: int, device: torch.device) -> None:
-        self._shape = (num_slices, num_batches)
-        self._generator = torch.Generator(device)
-        self._device = device
-
-    def restart(self, seed: int) -> None:
-        """Begin a new order as a function of the seed."""
-        self._generator.manual_seed(seed)
-        self._shuffle()
-
-    def _shuffle(self) -> None:
-        self._before = self._generator.get_state()  # the order is a function of this, so it need not be saved
-        keys = torch.rand(self._shape, device=self._device, generator=self._generator)
-        self._order_KB = keys.argsort(dim=1).t().contiguous()
-        self._position = 0
-
-    def spread(self, u: Tensor) -> Tensor:
-        """Uniforms ``[B]`` moved into the finer slices whose turn it is."""
-        if self._position == self._shape[1]:
-            self._shuffle()
-        fine = self._order_KB[self._position]
-        self._position += 1
-        return (fine + u) / self._shape[1]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The generator's state before the current order was made, and the position in it."""
-        return {"generator": self._before.clone(), "position": self._position}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        self._generator.set_state(state_dict["generator"].cpu())
-        self._shuffle()
-        self._position = state_dict["position"]
+def _check_floor(floor: float, epsilon: float) -> None:
+    if not 0.0 <= floor < 1.0:
+        raise ValueError(f"`AdaptiveSampler(floor=...)` must be in [0, 1), got {floor!r}.")
+    if not 0.0 <= epsilon < float("inf"):
+        raise ValueError(f"`AdaptiveSampler(epsilon=...)` must be finite and at least 0, got {epsilon!r}.")
+    if floor == 0.0 and epsilon == 0.0:
+        raise ValueError(
+            "`AdaptiveSampler(floor=..., epsilon=...)` must not both be 0: an example with an old score "
+            "of 0 would never be drawn again, and the gradient would be biased."
+        )
 
 
 def as_draws(indices: Tensor, weights: Tensor) -> list[Draw]:

@@ -17,7 +17,8 @@ holds ceil(size of level k / 2) nodes, and every level but the root's is padded 
 Node j of level k + 1 is the sum of nodes 2j and 2j + 1 of level k.
 
 On a CPU the arithmetic is done in C++ where the package was built with it (`dasgrad.sampling.native`), and in torch
-operations elsewhere: the same buffer, the same bits.
+operations elsewhere: the same buffer, the same bits. On CUDA, draws come from a cumulative sum after all, until the
+first update (`dasgrad.sampling.cumulative_sums`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dasgrad.sampling import native
+from dasgrad.sampling import cumulative_sums, native
 
 __all__ = ["SegmentTree"]
 
@@ -56,6 +57,9 @@ class SegmentTree:
     Index i is drawn with probability ``tree[i] / tree.total``; one of mass zero is never drawn. Building
     costs O(n), changing or drawing one example O(log n), memory about 16 bytes an example for any n. Sums are
     float64 whatever the dtype of `masses`, and the same `find(prefix)` gives the same index on every device.
+
+    On CUDA, `sample` searches a cumulative sum, 8 bytes an example more, until the first `update` after all masses were
+    given. Of the same uniforms, one that falls within rounding of the end of a segment may then draw the neighbour.
 
     A tree whose masses are all zero is valid and can be updated, but not drawn from. A call that raises
     leaves the tree as it was. `sample` and `find` never wait for a CUDA device; what checks values may. Threads
@@ -84,13 +88,15 @@ class SegmentTree:
         (False, True)
     """
 
+    _sums: cumulative_sums.CumulativeSums | None
+
     def __init__(self, masses: Tensor | npt.ArrayLike, *, device: torch.device | str | None = None) -> None:
         argument = "SegmentTree(masses=...)"
-        masses = _as_masses(masses, argument)
+        masses, largest = _as_masses(masses, argument)
         if len(masses) == 0:
             raise ValueError(f"`{argument}` must hold at least one mass, got 0.")
         self._allocate(len(masses), masses.device if device is None else torch.device(device))
-        self._replace(masses, argument)
+        self._replace(masses, largest, argument, first=True)
 
     def __len__(self) -> int:
         return self._num_masses
@@ -132,6 +138,17 @@ class SegmentTree:
         return self._total > 0
 
     @property
+    def settled(self) -> bool:
+        """Whether all masses were given at once, with no `update` since: what cumulative sums are worth making for."""
+        return self._settled
+
+    @property
+    def ends(self) -> Tensor:
+        """Where each example's segment ends on the line [0, total], float64 of shape [n], made anew in O(n)."""
+        with LOCK:
+            return cumulative_sums.segment_ends(self._levels, len(self))
+
+    @property
     def total(self) -> Tensor:
         """The sum of all masses, a 0-dim float64 tensor (a copy)."""
         with LOCK:
@@ -146,7 +163,7 @@ class SegmentTree:
     def rebuild(self, masses: Tensor | npt.ArrayLike) -> None:
         """Replace all n masses, in O(n), under the constructor's conditions."""
         argument = "SegmentTree.rebuild(masses=...)"
-        self._replace(_as_masses(masses, argument), argument)
+        self._replace(*_as_masses(masses, argument), argument)
 
     def update(self, indices: Tensor | npt.ArrayLike, masses: Tensor | npt.ArrayLike) -> None:
         """Set the masses at `indices`, in O(log n) each. Of an index given twice, the last mass counts.
@@ -160,37 +177,42 @@ class SegmentTree:
             TypeError: `indices` are not integers, or `masses` not real numbers.
             ValueError: lengths differ, a mass is negative, NaN or infinite, or the new sum overflows.
         """
-        if self.compiled is not None and isinstance(indices, Tensor):
-            # What is checked must be what C++ gets, even if another thread writes into the argument meanwhile.
-            indices = indices.clone()
+        with LOCK:
+            total = None if self.compiled is None else self.compiled.update(indices, masses)
+            if total is None:  # anything but tensors in plain memory, or an error to be named
+                total = self._update(indices, masses)
+            if total < math.inf:
+                self._total, self._settled, self._sums = total, False, None
+                return
+        raise ValueError(
+            "`SegmentTree.update(masses=...)` must leave a finite sum of all masses, got one that overflows."
+        )
+
+    def _update(self, indices: Tensor | npt.ArrayLike, masses: Tensor | npt.ArrayLike) -> float:
+        """Check what is given, write it, and return the total; if that is infinite, the tree is as it was."""
+        if self.compiled is not None:  # what is checked must be what C++ gets, even if another thread writes meanwhile
+            indices, masses = _own(indices), _own(masses)
         positions = _as_indices(indices, 0, len(self), "SegmentTree.update(indices=...)", vector=True)
         argument = "SegmentTree.update(masses=...)"
-        masses = _as_masses(masses, argument)
+        masses, _ = _as_masses(masses, argument)
         if len(positions) != len(masses):
             raise ValueError(f"`{argument}` must be as many as indices, {len(positions)}, got {len(masses)}.")
         if len(positions) == 0:
-            return
-        with LOCK:
-            fits = self._update(positions.to(self.device), masses.to(self.device))
-        if not fits:
-            raise ValueError(f"`{argument}` must leave a finite sum of all masses, got one that overflows.")
-
-    def _update(self, positions: Tensor, masses: Tensor) -> bool:
-        """Write leaves and the sums above; return whether the total is finite, else leave the tree as it was."""
+            return self._total
+        positions, masses = positions.to(self.device), masses.to(self.device)
         if self.compiled is not None:
-            total = self.compiled.update(positions, masses)
-            if math.isfinite(total):
-                self._total = total
-            return math.isfinite(total)
+            total = self.compiled.update(positions.contiguous(), masses.contiguous())
+            assert total is not None
+            return total
         # Every duplicate writes what the last of them brings, so the order of writing does not matter.
         positions, order = positions.sort(stable=True)
         last = torch.searchsorted(positions, positions, right=True).sub_(1)
         masses = masses[order[last]]
         previous = self._leaves[positions]
-        fits = self._write(positions, masses)
-        if not fits:
+        total = self._write(positions, masses)
+        if math.isinf(total):
             self._write(positions, previous)
-        return fits
+        return total
 
     def sample(self, num: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw `num` indices with replacement, each in proportion to its mass, in O(log n) each.
@@ -215,14 +237,25 @@ class SegmentTree:
         argument = "SegmentTree.sample(generator=...)"
         if not isinstance(generator, torch.Generator):
             raise TypeError(f"`{argument}` must be a torch.Generator, got {type(generator).__name__}.")
-        if generator.device.type != self._device.type:
-            raise ValueError(f"`{argument}` must be on {self.device}, got one on {generator.device}.")
         with LOCK:
-            self._require_mass("sample")
-            uniforms = torch.rand(num, generator=generator, dtype=torch.float64, device=self._device)
+            if not self._total > 0:
+                self._require_mass("sample")
+            try:
+                uniforms = torch.rand(num, generator=generator, dtype=torch.float64, device=self._device)
+            except RuntimeError:
+                if generator.device.type != self._device.type:
+                    where = f"on {self.device}, got one on {generator.device}"
+                    raise ValueError(f"`{argument}` must be {where}.") from None
+                raise
             if self.compiled is not None:
                 return self.compiled.sample_(uniforms, self._total)
-            indices = self._descend_(uniforms.mul_(self._total))
+            uniforms.mul_(self._total)
+            if self._settled and cumulative_sums.are_faster_on(self._device):
+                if self._sums is None:
+                    self._sums = cumulative_sums.CumulativeSums(self.ends)
+                indices = self._sums.find(uniforms)
+            else:
+                indices = self._descend_(uniforms)
             return indices, self._leaves.index_select(0, indices)
 
     def find(self, prefix: float | Tensor | npt.ArrayLike) -> Tensor:
@@ -265,8 +298,9 @@ class SegmentTree:
         return self if leaves is self._leaves else type(self)(leaves)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: its version and a copy of the masses, from which all sums follow."""
-        return {"version": _STATE_VERSION, "masses": self.masses}
+        """Return the state: its version, a copy of the masses, from which all sums follow, and `settled`."""
+        with LOCK:
+            return {"version": _STATE_VERSION, "masses": self.masses, "settled": self._settled}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the masses of a tree of the same length, from any device.
@@ -284,41 +318,46 @@ class SegmentTree:
         if not isinstance(masses, Tensor) or masses.dtype != torch.float64:
             found = getattr(masses, "dtype", type(masses).__name__)
             raise TypeError(f"`{argument}` must have 'masses', a tensor of torch.float64, got {found}.")
-        self._replace(_as_masses(masses, argument), argument)
+        with LOCK:
+            self._replace(*_as_masses(masses, argument), argument)
+            self._settled = bool(state_dict.get("settled", True))  # absent from older states
 
     def _allocate(self, num_masses: int, device: torch.device) -> None:
-        """Lay out an all-zero tree, as the module's docstring says, and keep views of its levels."""
+        """Lay out a tree of unknown masses, as the module's docstring says, and keep views of its levels."""
         self._num_masses = num_masses
         sizes = [num_masses]
         while sizes[-1] > 1:
             sizes.append((sizes[-1] + 1) // 2)
         lengths = [size + size % 2 for size in sizes[:-1]] + [1]
         with torch.inference_mode(False):  # else a tree made while scoring could not be updated afterwards
-            nodes = torch.zeros(sum(lengths), dtype=torch.float64, device=device)
+            nodes = torch.empty(sum(lengths), dtype=torch.float64, device=device)
+            self.compiled = native.bind(nodes, num_masses)  # before the first write
             self._levels = torch.split(nodes, lengths)
             self._leaves = self._levels[0][:num_masses]
             self._children = [(level[0::2], level[1::2]) for level in self._levels[:-1]]
+            for size, level in zip(sizes, self._levels, strict=True):
+                level[size:] = 0.0  # the padding, which nothing ever writes to again
         self._device = nodes.device
-        self.compiled = native.bind(nodes, num_masses)
-        self._total = 0.0
+        self._total, self._settled = 0.0, True
+        self._sums = None
 
-    def _replace(self, masses: Tensor, argument: str) -> None:
+    def _replace(self, masses: Tensor, largest: float, argument: str, *, first: bool = False) -> None:
         """Write masses that were checked, or leave the tree as it was if their number or sum is wrong."""
         if len(masses) != len(self):
             raise ValueError(f"`{argument}` must hold {len(self)} masses, got {len(masses)}.")
         # Only masses this large can overflow; for all others no copy is needed to go back to.
-        may_overflow = bool(masses.max() > 1e307 / len(self))
+        may_overflow = largest > 1e307 / len(self) and not first
         with LOCK:
             previous = self.masses if may_overflow else None
-            self._leaves.copy_(masses)
-            if not self._sum_levels():
-                assert previous is not None
-                self._leaves.copy_(previous)
-                self._sum_levels()
+            total = self._fill(masses)
+            if math.isinf(total):
+                if previous is not None:
+                    self._fill(previous)
                 raise ValueError(f"`{argument}` must have a finite sum, got one that overflows.")
+            self._total, self._settled, self._sums = total, True, None
 
-    def _write(self, positions: Tensor, masses: Tensor) -> bool:
-        """Write leaves and recompute the sums above them; return whether the total is finite."""
+    def _write(self, positions: Tensor, masses: Tensor) -> float:
+        """Write leaves, recompute the sums above them, and return the total."""
         self._leaves.index_copy_(0, positions, masses)
         if len(positions) * len(self._levels) > len(self):
             return self._sum_levels()  # cheaper than climbing from so many leaves, to the same bits
@@ -326,21 +365,20 @@ class SegmentTree:
             positions = positions >> 1
             sums = left.index_select(0, positions).add_(right.index_select(0, positions))
             parents.index_copy_(0, positions, sums)
-        return self._read_total()
+        return float(self._levels[-1].item())  # brought to the host, so that no draw has to
 
-    def _sum_levels(self) -> bool:
-        """Recompute all sums from the leaves; return whether the total is finite."""
+    def _fill(self, masses: Tensor) -> float:
+        """Write all leaves and sums, and return the total."""
         if self.compiled is not None:
-            self._total = self.compiled.sum_levels()
-            return math.isfinite(self._total)
+            return self.compiled.fill(masses)
+        self._leaves.copy_(masses)
+        return self._sum_levels()
+
+    def _sum_levels(self) -> float:
+        """Recompute all sums from the leaves, and return the total."""
         for (left, right), parents in zip(self._children, self._levels[1:], strict=True):
             torch.add(left, right, out=parents[: len(left)])
-        return self._read_total()
-
-    def _read_total(self) -> bool:
-        """Bring the total to the host, so that no draw has to; return whether it is finite."""
-        self._total = float(self._levels[-1].item())
-        return math.isfinite(self._total)
+        return float(self._levels[-1].item())
 
     def _require_mass(self, method: str) -> None:
         if not self.has_mass:
@@ -377,15 +415,22 @@ def _as_tensor(values: Any, dtype: torch.dtype, argument: str, *, vector: bool =
         raise ValueError(f"`{argument}` must be 1-D, got shape {tuple(values.shape)}.")
     if isinstance(values, Tensor):
         if values.dtype is dtype and not values.requires_grad:
-            return values
-        return values.detach().to(dtype)
+            return values.resolve_neg()
+        return values.detach().resolve_neg().to(dtype)
     return torch.from_numpy(values.astype(np.float64 if real else np.int64))
 
 
-def _as_masses(values: Any, argument: str) -> Tensor:
+def _own(values: Any) -> Any:
+    """A copy of a tensor, as it lies in memory; anything else is copied when it is made one."""
+    return values.detach().clone().as_subclass(Tensor) if isinstance(values, Tensor) else values
+
+
+def _as_masses(values: Any, argument: str) -> tuple[Tensor, float]:
+    """Return masses as float64, and a bound on the largest."""
     masses = _as_tensor(values, torch.float64, argument, vector=True)
-    _check_within(masses, 0, sys.float_info.max, ValueError, f"`{argument}` must be finite and non-negative")
-    return masses
+    message = f"`{argument}` must be finite and non-negative"
+    largest = _check_within(masses, 0, sys.float_info.max, ValueError, message)
+    return masses, largest
 
 
 def _as_indices(values: Any, low: int, high: int, argument: str, *, vector: bool = False) -> Tensor:
@@ -394,12 +439,13 @@ def _as_indices(values: Any, low: int, high: int, argument: str, *, vector: bool
     return indices
 
 
-def _check_within(values: Tensor, low: float, high: float, error: type[Exception], message: str) -> None:
-    """Raise for the first value not in [low, high]; NaN is not."""
+def _check_within(values: Tensor, low: float, high: float, error: type[Exception], message: str) -> float:
+    """Raise for the first value not in [low, high]; NaN is not. Return the largest or, if not sought, `high`."""
     if values.numel() == 0 or native.within(values, low, high):
-        return
-    smallest, largest = values.aminmax()
-    if not (smallest.item() >= low and largest.item() <= high):
+        return high
+    smallest, largest = (bound.item() for bound in values.aminmax())
+    if not (smallest >= low and largest <= high):
         values = values.flatten()
         position = int(((values >= low) & (values <= high)).logical_not_().nonzero()[0].item())
         raise error(f"{message}, got {values[position].item()!r} at index {position}.")
+    return largest

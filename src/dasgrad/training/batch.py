@@ -44,13 +44,15 @@ class WeightedBatch:
         return self._pair("targets")[1]
 
     def _pair(self, name: str) -> Any:
-        if not (isinstance(self.data, tuple | list) and len(self.data) == 2):
-            shape = f" of length {len(self.data)}" if isinstance(self.data, tuple | list) else ""
-            raise TypeError(
-                f"`WeightedBatch.{name}` needs data that is a pair (inputs, targets), got "
-                f"{type(self.data).__name__}{shape}; use `.data`."
-            )
-        return self.data
+        data = self.data
+        is_sequence = isinstance(data, (tuple, list))
+        if is_sequence and len(data) == 2:
+            return data
+        shape = f" of length {len(data)}" if is_sequence else ""
+        raise TypeError(
+            f"`WeightedBatch.{name}` needs data that is a pair (inputs, targets), got {type(data).__name__}{shape}; "
+            "use `.data`."
+        )
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -78,7 +80,8 @@ class WeightedBatch:
             ValueError: when ``losses`` is not ``[B]``.
         """
         losses = self._check(losses)
-        return (losses * self.weights.to(losses)).mean()
+        # One node in the graph, where a product and a mean would be two. Autocast leaves a dot product in float32.
+        return torch.dot(losses, self.weights.mul(1 / losses.shape[0]).to(losses))
 
     def backward(self, losses: Tensor, optimizer: Optimizer, *, num_accumulated: int = 1) -> Tensor:
         """Add this batch's gradients to the parameters', as the optimizer's weighting asks for.
@@ -112,9 +115,11 @@ class WeightedBatch:
         return weighted.detach()
 
     def _check(self, losses: Tensor) -> Tensor:
-        if losses.shape != (len(self),):
+        if losses.shape != self.weights.shape:
             raise ValueError(
                 f"`losses` must hold one value per example, shape ({len(self)},), got {tuple(losses.shape)}; "
                 'build the loss with reduction="none".'
             )
+        if losses.dtype is torch.float32:
+            return losses
         return losses.to(torch.promote_types(losses.dtype, torch.float32))

@@ -2,22 +2,22 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
 from dasgrad import nested
 from dasgrad.progress import Progress
-from dasgrad.sampling import AdaptiveSampler, Draw, WithDraws
-from dasgrad.sampling.sampler import as_draws
+from dasgrad.sampling import AdaptiveSampler
 from dasgrad.scoring import ExampleScorer
 from dasgrad.training import generators
 from dasgrad.training.batch import WeightedBatch
+from dasgrad.training.fetching import Rows, SeededBatch, SeededFetches, collate
 from dasgrad.training.refresh import RefreshSchedule, fill_nonfinite
 
 STATE_VERSION = 2  # version 1 did not count batches, on which the seeds of workers depend
@@ -39,10 +39,10 @@ class AdaptiveLoader:
     """Batches drawn by importance, rescored every ``refresh`` optimizer steps.
 
     One pass is ceil(n / batch_size) `WeightedBatch`es of exactly ``batch_size`` draws each. Tensors in memory
-    are indexed directly, on their device; any other map-style data set goes through a
-    ``torch.utils.data.DataLoader``, with workers if asked. A weight is fixed when its example is drawn and
-    travels with it, so that prefetching cannot make it wrong. In workers the global generators of torch, numpy
-    and Python start anew for every batch, from the sampler's seed and the batch's number: random augmentation
+    are indexed directly, on their device; examples of any other map-style data set are fetched and collated one
+    batch at a time, in the workers of a ``torch.utils.data.DataLoader`` if asked. A weight is fixed when its example
+    is drawn and waits for it, so that prefetching cannot make it wrong. In workers the global generators of torch,
+    numpy and Python start anew for every batch, from the sampler's seed and the batch's number: random augmentation
     depends neither on the number of workers nor on where a run was interrupted.
 
     Args:
@@ -107,8 +107,8 @@ class AdaptiveLoader:
         if nonfinite not in ("raise", "keep"):
             raise ValueError(f"`AdaptiveLoader(nonfinite=...)` must be 'raise' or 'keep', got {nonfinite!r}.")
         direct = columns is not None and collate_fn is None and num_workers == 0
+        home = nested.leaves(columns)[0].device if direct else torch.device("cpu")
         if sampler is None:
-            home = nested.leaves(columns)[0].device if direct else "cpu"
             sampler = AdaptiveSampler(
                 num_examples, 1 if batch_size is None else batch_size, seed=0 if seed is None else seed, device=home
             )
@@ -170,12 +170,16 @@ class AdaptiveLoader:
         self._num_batches = 0  # entered into flight since the start, over all passes
         self._worker_seed = sampler.seed
         self._columns = columns if direct else None
+        self._home = home  # where data and draws are put together
+        self._draws_elsewhere = sampler.device != home
+        self._pin_draws = not direct and pin_memory and torch.accelerator.is_available()
+        self._collate = collate_fn or collate
         self._torch_loader: DataLoader[Any] | None = None
         if not direct:
             self._torch_loader = DataLoader(
-                _SeededDraws(_Rows(columns) if columns is not None else dataset),
+                SeededFetches(Rows(columns) if columns is not None else dataset),
                 batch_sampler=_DrawStream(self),
-                collate_fn=_Collate(collate_fn or default_collate),
+                collate_fn=collate_fn or default_collate,
                 num_workers=num_workers,
                 pin_memory=pin_memory,
                 prefetch_factor=prefetch_factor,
@@ -206,25 +210,39 @@ class AdaptiveLoader:
             self._replay.clear()
         self._in_flight.clear()
         current = self._pass = object()
-        for batch in self._direct_batches() if self._torch_loader is None else self._fetched_batches():
-            self._in_flight.popleft()
-            self._position += 1
-            yield batch if self.device is None else batch.to(self.device, non_blocking=True)
+        source = self._direct_data() if self._torch_loader is None else self._fetched_data()
+        while self._position < len(self):
+            # Nothing here keeps the batch: its memory is free for the next one as soon as the loop lets go of it.
+            yield self._join(next(source))
             if self._pass is not current:
                 raise RuntimeError(
                     "This pass over the `AdaptiveLoader` is over: another one was started, or a state was loaded. "
                     "Go on with a new `iter(loader)`."
                 )
+        next(source, None)  # lets workers come to their end
         self._position = 0
 
-    def _direct_batches(self) -> Iterator[WeightedBatch]:
-        home = nested.leaves(self._columns)[0].device
-        for indices, weights in self._draws():
-            rows = indices.to(home)
-            yield WeightedBatch(nested.take(self._columns, rows), rows, weights.to(home))
+    def _join(self, data: Any) -> WeightedBatch:
+        """The data of the oldest batch in flight with their draws, which are then in flight no more."""
+        indices, weights = self._in_flight.popleft()  # batches come in the order in which they were drawn
+        self._position += 1
+        if self._draws_elsewhere:
+            indices, weights = indices.to(self._home), weights.to(self._home)
+        if self._pin_draws:
+            indices, weights = indices.pin_memory(), weights.pin_memory()
+        batch = WeightedBatch(data, indices, weights)
+        return batch if self.device is None else batch.to(self.device, non_blocking=True)
 
-    def _fetched_batches(self) -> Iterator[WeightedBatch]:
+    def _direct_data(self) -> Iterator[Any]:
+        for indices, _ in self._draws():
+            rows = indices.to(self._home) if self._draws_elsewhere else indices
+            yield nested.take_rows(self._columns, rows)
+
+    def _fetched_data(self) -> Iterator[Any]:
         loader = cast(DataLoader[Any], self._torch_loader)
+        if loader.num_workers == 0 and not loader.pin_memory:  # without the overhead of what is not needed here
+            fetches = cast(SeededFetches, loader.dataset)
+            return (self._collate(fetches.fetch(indices.tolist())) for indices, _ in self._draws())
         # Workers start from a seed of the pass, the same one when it is resumed in its middle.
         seed = generators.mix(self._worker_seed, 0, self._num_batches - self._position)
         cast(torch.Generator, loader.generator).manual_seed(seed)
@@ -312,7 +330,7 @@ class AdaptiveLoader:
         self._pass = None
 
     def __repr__(self) -> str:
-        path = "direct" if self._torch_loader is None else f"DataLoader, {self._torch_loader.num_workers} workers"
+        path = "direct" if self._torch_loader is None else f"fetched, {self._torch_loader.num_workers} workers"
         return f"AdaptiveLoader({self.sampler!r}, refresh={self._schedule.interval}, {path})"
 
 
@@ -327,65 +345,20 @@ def _leaves_momentum_out(scorer: ExampleScorer) -> bool:
     return not scorer.momentum and any(group.get("weighting") == "update" for group in groups)
 
 
-class _DrawStream(Sampler[list[Draw]]):
-    """The loader's draws as the batch sampler of a ``DataLoader``, which asks for them ahead of time."""
+class _DrawStream(Sampler[list[int]]):
+    """The loader's draws as the batch sampler of a ``DataLoader``, which asks for them ahead of time.
+
+    Indices alone are passed on. Weights stay with the loader, among its draws in flight, and meet their examples again
+    when the batch comes back.
+    """
 
     def __init__(self, loader: AdaptiveLoader) -> None:
         self._loader = loader
 
-    def __iter__(self) -> Iterator[list[Draw]]:
+    def __iter__(self) -> Iterator[list[int]]:
         loader = self._loader
-        for indices, weights in loader._draws():
-            yield _SeededBatch(as_draws(indices, weights), (loader._worker_seed, 1, loader._num_batches))
+        for indices, _ in loader._draws():
+            yield SeededBatch(indices.tolist(), (loader._worker_seed, 1, loader._num_batches))
 
     def __len__(self) -> int:
         return len(self._loader)
-
-
-class _SeededBatch(list[Draw]):
-    """The draws of a batch on their way to a worker, with what its generators are to be seeded with."""
-
-    def __init__(self, draws: Iterable[Draw] = (), entropy: tuple[int, ...] = ()) -> None:
-        super().__init__(draws)
-        self.entropy = entropy
-
-
-class _SeededDraws(WithDraws):
-    """`WithDraws` that seeds the generators of a worker before each batch, for `_Collate` as well.
-
-    A worker's generators cannot be saved, for they run ahead of the batches handed out. Without workers the
-    data set uses the generators of the run itself, which are left alone.
-    """
-
-    def __getitems__(self, draws: list[int]) -> list[tuple[Any, int, float]]:
-        if get_worker_info() is not None:
-            generators.seed_all(*cast(_SeededBatch, draws).entropy)
-        return super().__getitems__(draws)
-
-
-class _Rows:
-    """Tensors in memory as a map-style data set of their rows."""
-
-    def __init__(self, columns: Any) -> None:
-        self._columns = columns
-
-    def __len__(self) -> int:
-        return nested.count_examples(self._columns)
-
-    def __getitem__(self, index: int) -> Any:
-        return nested.take(self._columns, index)
-
-
-class _Collate:
-    """Joins items of `WithDraws` to a `WeightedBatch`; a class, so that workers can be spawned with it."""
-
-    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self._collate_fn = collate_fn
-
-    def __call__(self, items: list[tuple[Any, int, float]]) -> WeightedBatch:
-        examples, indices, weights = zip(*items, strict=True)
-        return WeightedBatch(
-            self._collate_fn(list(examples)),
-            torch.tensor(indices, dtype=torch.int64),
-            torch.tensor(weights, dtype=torch.float64),
-        )

@@ -4,8 +4,8 @@
 so one build serves every version of both. Without it, and on CUDA, the same arithmetic runs in torch operations, to
 the same bits. The environment variable ``DASGRAD_NATIVE=0``, read at import, keeps it from being used.
 
-What is called here checks nothing: whatever reaches a pointer was checked before, by `SegmentTree` or
-`AdaptiveSampler`. ctypes lets other Python threads run meanwhile, so the caller also holds the lock.
+But for `NativeTree.update`, what is called here checks nothing: whatever reaches a pointer was checked before, by
+`SegmentTree` or `AdaptiveSampler`. ctypes lets other Python threads run meanwhile, so the caller also holds the lock.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +22,13 @@ from torch import Tensor
 __all__ = ["NativeTree", "available", "bind", "within"]
 
 _SHORT = 4096  # values; for more, torch's vectorised operations are the faster check
+_CPU = torch.device("cpu")  # named wherever memory is taken, for the default device may be another
 _INTEGER, _REAL, _POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 _SIGNATURES = {
     "dasgrad_integers_within": (ctypes.c_int, [_POINTER, _INTEGER, _INTEGER, _INTEGER]),
     "dasgrad_reals_within": (ctypes.c_int, [_POINTER, _INTEGER, _REAL, _REAL]),
-    "dasgrad_sum_levels": (_REAL, [_POINTER, _INTEGER]),
+    "dasgrad_prefer_large_pages": (None, [_POINTER, _INTEGER]),
+    "dasgrad_sum_levels": (_REAL, [_POINTER, _INTEGER, _POINTER]),
     "dasgrad_update": (_REAL, [_POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER]),
     "dasgrad_find": (None, [_POINTER, _INTEGER, _POINTER, _REAL, _INTEGER, _POINTER, _POINTER]),
     "dasgrad_draw": (
@@ -59,7 +62,7 @@ def available() -> bool:
 
 
 def bind(nodes: Tensor, num_leaves: int) -> NativeTree | None:
-    """The functions of a tree that lies in `nodes`, or None where torch operations must do."""
+    """The functions of a tree that lies in `nodes`, best not written to yet; None where torch operations must do."""
     if _library is None or nodes.device.type != "cpu":
         return None
     return NativeTree(_library, nodes, num_leaves)
@@ -93,41 +96,59 @@ class NativeTree:
         assert nodes.is_contiguous()
         self._library, self._nodes, self._num_leaves = library, nodes, num_leaves
         self._address = nodes.data_ptr()
-        self._find = library.dasgrad_find
+        self._find, self._update = library.dasgrad_find, library.dasgrad_update
+        library.dasgrad_prefer_large_pages(self._address, nodes.numel())
 
-    def sum_levels(self) -> float:
-        """Recompute all sums from the leaves; return the total, which may be infinite."""
-        return float(self._library.dasgrad_sum_levels(self._address, self._num_leaves))
+    def fill(self, masses: Tensor) -> float:
+        """Write all leaves and sums; return the total, which may be infinite."""
+        address = masses.data_ptr() if masses.is_cpu and masses.is_contiguous() else None
+        if address is None:
+            self._nodes[: self._num_leaves].copy_(masses)
+        return float(self._library.dasgrad_sum_levels(self._address, self._num_leaves, address))
 
-    def update(self, indices: Tensor, masses: Tensor) -> float:
-        """Write leaves, the last of duplicates winning, and return the total.
+    def update(self, indices: Any, masses: Any) -> float | None:
+        """Write leaves, the last of duplicates winning, and return the total; if that is infinite, nothing was written.
 
-        If that is infinite, the tree is as it was.
+        Arguments are checked here, at less cost than elsewhere. None, and nothing written: they are not equally many
+        int64 and float64 in plain memory, or one of them is out of range.
 
         Raises:
-            MemoryError: so close to overflow that the old masses had to be kept, and no room for them.
+            MemoryError: no room for a copy of the arguments.
         """
-        indices, masses = indices.contiguous(), masses.contiguous()
-        total = float(
-            self._library.dasgrad_update(
-                self._address, self._num_leaves, indices.data_ptr(), masses.data_ptr(), len(indices)
-            )
-        )
+        if not (
+            type(indices) is Tensor
+            and type(masses) is Tensor
+            and indices.dtype is torch.int64
+            and masses.dtype is torch.float64
+            and indices.ndim == masses.ndim == 1
+            and indices.is_cpu
+            and masses.is_cpu
+            and indices.is_contiguous()
+            and masses.is_contiguous()
+            and not masses.is_neg()
+        ):
+            return None
+        num = indices.numel()
+        if num != masses.numel():
+            return None
+        total: float = self._update(self._address, self._num_leaves, indices.data_ptr(), masses.data_ptr(), num)
+        if total >= 0:
+            return total
         if total != total:
-            raise MemoryError(f"`SegmentTree.update` found no room for {len(indices)} old masses.")
-        return total
+            raise MemoryError(f"`SegmentTree.update` found no room for a copy of {num} masses.")
+        return None
 
     def find(self, prefixes: Tensor) -> Tensor:
         """Leaves under the prefixes, 1-D."""
         prefixes, num = prefixes.contiguous(), prefixes.numel()
-        indices = torch.empty(num, dtype=torch.int64)
+        indices = torch.empty(num, dtype=torch.int64, device=_CPU)
         self._find(self._address, self._num_leaves, prefixes.data_ptr(), 1.0, num, indices.data_ptr(), None)
         return indices
 
     def sample_(self, uniforms: Tensor, total: float) -> tuple[Tensor, Tensor]:
         """Leaves under `total` times each uniform, and their masses, which take the place of the uniforms."""
         num, address = uniforms.numel(), uniforms.data_ptr()
-        indices = torch.empty(num, dtype=torch.int64)
+        indices = torch.empty(num, dtype=torch.int64, device=_CPU)
         self._find(self._address, self._num_leaves, address, total, num, indices.data_ptr(), address)
         return indices, uniforms
 
@@ -139,7 +160,7 @@ class NativeTree:
         Returns the indices, and the weights, which take the place of the uniforms.
         """
         num, address = uniforms.numel(), uniforms.data_ptr()
-        indices = torch.empty(num, dtype=torch.int64)
+        indices = torch.empty(num, dtype=torch.int64, device=_CPU)
         self._library.dasgrad_draw(
             self._address,
             None if target is None else target._address,

@@ -4,13 +4,13 @@
 // last, every level but the root's padded with a zero to an even length. Nothing is allocated or remembered between
 // calls. Two calls may read one tree at the same time; a call that writes must have it alone.
 //
-// Callers have checked every argument: indices in [0, num_leaves), masses finite and not negative, prefixes in
+// `dasgrad_update` checks what it is given. Elsewhere callers have: masses finite and not negative, prefixes in
 // [0, total], uniforms in [0, 1]. `dasgrad_integers_within` and `dasgrad_reals_within` are there for that; they read
 // their argument alone.
 //
 // Loops run over levels outside and draws inside, so that the many memory accesses of one level overlap, and the
-// descent multiplies by 0 or 1 where a branch would be mispredicted every other time. Additions and products round
-// one by one (build with -ffp-contract=off), which makes every bit that of the pure torch code.
+// descent masks where a branch would be mispredicted every other time. Additions and products round one by one (build
+// with -ffp-contract=off), which makes every bit that of the pure torch code.
 
 #include <algorithm>
 #include <cfloat>
@@ -18,6 +18,17 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
+#include <utility>
+
+#if defined(__SSE2__) && !defined(DASGRAD_PORTABLE)  // every x86-64 has it
+#define DASGRAD_SSE2
+#include <emmintrin.h>
+#endif
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #if defined(_WIN32)
 #define DASGRAD_EXPORT extern "C" __declspec(dllexport)
@@ -33,10 +44,10 @@
 
 namespace {
 
-constexpr int64_t kPrefetchedLevel = 1 << 10;  // from this size on, a level lies outside the first-level cache
-constexpr int64_t kSkippedLevel = 1 << 15;     // from this size on, reading a node takes longer than adding two
 constexpr int kMaxLevels = 64;
 constexpr int64_t kBlock = 256;  // draws that go down together; their state stays in the first-level cache
+constexpr int64_t kFew = 1024;  // changes whose copy lies on the stack
+constexpr int kBlockLevels = 12;  // 2^12 leaves, and the sums above them, stay there too while they are summed
 
 // Where each level starts; level `num_levels - 1` is the root alone.
 struct Levels {
@@ -57,12 +68,29 @@ struct Levels {
   double total(const double* nodes) const { return nodes[offsets[num_levels - 1]]; }
 };
 
+void sum_pairs(const double* __restrict children, double* __restrict parents, int64_t num) {
+  for (int64_t j = 0; j < num; ++j) parents[j] = children[2 * j] + children[2 * j + 1];
+}
+
 void sum_levels_above(const Levels& levels, int level, double* nodes) {
   for (; level + 1 < levels.num_levels; ++level) {
-    const double* __restrict children = nodes + levels.offsets[level];
-    double* __restrict parents = nodes + levels.offsets[level + 1];
-    for (int64_t j = 0; j < levels.sizes[level + 1]; ++j) parents[j] = children[2 * j] + children[2 * j + 1];
+    sum_pairs(nodes + levels.offsets[level], nodes + levels.offsets[level + 1], levels.sizes[level + 1]);
   }
+}
+
+// Recompute all sums, of new leaves unless `leaves` is null, block by block: a sum is read again while in the cache.
+void sum_all_levels(const Levels& levels, double* nodes, const double* leaves) {
+  constexpr int64_t kLeaves = int64_t{1} << kBlockLevels;
+  const int num_lower = std::min(kBlockLevels, levels.num_levels - 1);
+  for (int64_t start = 0; start < levels.sizes[0]; start += kLeaves) {
+    if (leaves != nullptr) std::copy_n(leaves + start, std::min(kLeaves, levels.sizes[0] - start), nodes + start);
+    for (int level = 0; level < num_lower; ++level) {
+      const int64_t first = start >> (level + 1);
+      const int64_t num = std::min(int64_t{1} << (kBlockLevels - level - 1), levels.sizes[level + 1] - first);
+      sum_pairs(nodes + levels.offsets[level] + 2 * first, nodes + levels.offsets[level + 1] + first, num);
+    }
+  }
+  sum_levels_above(levels, num_lower, nodes);
 }
 
 // Recompute what stands above the given leaves. A level no larger than their number is summed whole instead, and so
@@ -79,6 +107,41 @@ void sum_above_leaves(const Levels& levels, double* nodes, const int64_t* indice
   }
 }
 
+// A copy of the changes to be made: what was checked is what is written, even if another thread writes into the
+// arguments meanwhile.
+class Changes {
+ public:
+  explicit Changes(int64_t num) : num(num) {
+    if (num <= kFew) return;
+    void* many = std::malloc(static_cast<size_t>(num) * (sizeof(int64_t) + sizeof(double)));
+    indices = static_cast<int64_t*>(many);
+    masses = reinterpret_cast<double*>(indices + num);
+  }
+  ~Changes() {
+    if (indices != few_indices_) std::free(indices);
+  }
+  Changes(const Changes&) = delete;
+  Changes& operator=(const Changes&) = delete;
+
+  // Return whether all indices are in [0, num_leaves) and all masses finite and not negative.
+  bool copy(const int64_t* from_indices, const double* from_masses, int64_t num_leaves) {
+    std::copy(from_indices, from_indices + num, indices);
+    std::copy(from_masses, from_masses + num, masses);
+    int64_t num_valid = 0;
+    for (int64_t i = 0; i < num; ++i) num_valid += (indices[i] >= 0) & (indices[i] < num_leaves);
+    for (int64_t i = 0; i < num; ++i) num_valid += (masses[i] >= 0) & (masses[i] <= DBL_MAX);
+    return num_valid == 2 * num;
+  }
+
+  const int64_t num;
+  int64_t* indices = few_indices_;  // null where there was no memory
+  double* masses = few_masses_;
+
+ private:
+  int64_t few_indices_[kFew];
+  double few_masses_[kFew];
+};
+
 // `value` where `take` is 1, zero where it is 0, without a branch.
 inline double taken(double value, int64_t take) {
   int64_t bits;
@@ -88,55 +151,96 @@ inline double taken(double value, int64_t take) {
   return value;
 }
 
-// The leaf under each prefix. Remainders are used up.
+// The leaf under each prefix, level by level. Remainders are used up.
 //
-// Large levels are limited by how many cache lines are read, so there every other level is not read but summed again
-// from the one below, which has to be read anyway: the same addition, hence the same bits. What the next level needs
-// is asked for ahead.
-//
-// The pointers are not declared restrict on purpose: gcc would then vectorise the inner loops, gathering element by
+// The pointers are not declared restrict on purpose: gcc would then vectorise the inner loop, gathering element by
 // element, which takes twice as long.
-void descend(const Levels& levels, const double* nodes, double* remainders, int64_t* positions, int64_t num) {
+void descend_portably(const Levels& levels, const double* nodes, double* remainders, int64_t* positions, int64_t num) {
   std::fill(positions, positions + num, int64_t{0});
-  const auto is_skipped = [&](int level) { return level % 2 == 1 && levels.sizes[level] >= kSkippedLevel; };
-  int level = levels.num_levels - 2;
-  for (; level >= 0 && !is_skipped(level); --level) {
+  for (int level = levels.num_levels - 2; level >= 0; --level) {
     const double* children = nodes + levels.offsets[level];
-    const int next_level = std::max(level - (level > 0 && is_skipped(level - 1) ? 2 : 1), 0);
-    const bool prefetch = levels.sizes[next_level] >= kPrefetchedLevel;
-    const double* next = nodes + levels.offsets[next_level];
-    const int generations = level - next_level;
+    const double* next = nodes + levels.offsets[std::max(level - 1, 0)];
     for (int64_t i = 0; i < num; ++i) {
       const double left = children[2 * positions[i]];
       const double right = children[2 * positions[i] + 1];
-      const int go_right = (remainders[i] >= left) & (right > 0);
-      remainders[i] -= left * go_right;
+      const int64_t go_right = (remainders[i] >= left) & (right > 0);
+      remainders[i] -= taken(left, go_right);
       positions[i] = 2 * positions[i] + go_right;
-      if (prefetch) DASGRAD_PREFETCH(next + (positions[i] << generations));
-    }
-  }
-  for (; level >= 1; level -= 2) {
-    const double* grandchildren = nodes + levels.offsets[level - 1];
-    const int64_t num_children = levels.sizes[level];
-    const double* next = nodes + levels.offsets[std::max(level - 3, 0)];
-    for (int64_t i = 0; i < num; ++i) {
-      const int64_t child = 2 * positions[i];
-      // The last child may be padding, without children of its own; the two read in their place belong to the next
-      // level and do not count.
-      const double* four = grandchildren + 2 * child;
-      const double left = four[0] + four[1];
-      const double right = four[2] + four[3];
-      double remainder = remainders[i];
-      const int64_t first = (remainder >= left) & (right > 0) & (child + 1 < num_children);
-      remainder -= taken(left, first);
-      const double* two = four + 2 * first;
-      const int64_t second = (remainder >= two[0]) & (two[1] > 0);
-      remainders[i] = remainder - taken(two[0], second);
-      positions[i] = 2 * (child + first) + second;
-      DASGRAD_PREFETCH(next + 4 * positions[i]);
+      if (level > 0) DASGRAD_PREFETCH(next + 2 * positions[i]);
     }
   }
 }
+
+#if defined(DASGRAD_SSE2)
+
+using Two = __m128d;  // one number for each of two draws
+
+inline Two choose(Two right, Two a, Two b) { return _mm_or_pd(_mm_andnot_pd(right, a), _mm_and_pd(right, b)); }
+
+// All ones where the remainder lies in the right child, which takes the left mass off it. A right child of mass zero
+// turns the left mass into NaN for the comparison, which then fails.
+inline Two go_right(Two& remainder, Two left, Two right) {
+  const Two barred = _mm_cmple_pd(right, _mm_setzero_pd());
+  const Two mask = _mm_cmple_pd(_mm_or_pd(left, barred), remainder);
+  remainder = _mm_sub_pd(remainder, _mm_and_pd(left, mask));
+  return mask;
+}
+
+// Three levels down at once, for two draws: each from a node to one of its eight descendants there, at `a` and `b`.
+// The two levels between are not read but summed again, by the additions that made them, hence to the same bits.
+inline void step_down(const double* a, const double* b, double* remainders, int64_t* positions) {
+  Two eight[8], pairs[4];
+  for (int j = 0; j < 4; ++j) {
+    const Two of_a = _mm_loadu_pd(a + 2 * j), of_b = _mm_loadu_pd(b + 2 * j);
+    eight[2 * j] = _mm_unpacklo_pd(of_a, of_b);
+    eight[2 * j + 1] = _mm_unpackhi_pd(of_a, of_b);
+    pairs[j] = _mm_add_pd(eight[2 * j], eight[2 * j + 1]);
+  }
+  Two remainder = _mm_loadu_pd(remainders);
+  const Two first = go_right(remainder, _mm_add_pd(pairs[0], pairs[1]), _mm_add_pd(pairs[2], pairs[3]));
+  const Two second = go_right(remainder, choose(first, pairs[0], pairs[2]), choose(first, pairs[1], pairs[3]));
+  const Two left = choose(second, choose(first, eight[0], eight[4]), choose(first, eight[2], eight[6]));
+  const Two right = choose(second, choose(first, eight[1], eight[5]), choose(first, eight[3], eight[7]));
+  const Two third = go_right(remainder, left, right);
+  __m128i position = _mm_loadu_si128(reinterpret_cast<const __m128i*>(positions));
+  for (const Two mask : {first, second, third}) {  // as an integer a mask is -1 or 0
+    position = _mm_sub_epi64(_mm_add_epi64(position, position), _mm_castpd_si128(mask));
+  }
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(positions), position);
+  _mm_storeu_pd(remainders, remainder);
+}
+
+// The same as `descend_portably`, in fewer cache lines: what a draw of a large tree waits for is memory, so only every
+// third level is read, eight nodes side by side, and what the next step needs is asked for ahead. The first step may
+// start above the root, as if that had zeros for neighbours: it then goes left, which changes nothing. The last nodes
+// of a level get such neighbours here.
+void descend(const Levels& levels, const double* nodes, double* remainders, int64_t* positions, int64_t num) {
+  const int64_t num_even = num - num % 2;
+  std::fill(positions, positions + num_even, int64_t{0});
+  for (int level = std::max(levels.num_levels - 2, 0) / 3 * 3; level >= 0; level -= 3) {
+    const double* children = nodes + levels.offsets[level];
+    const double* next = nodes + levels.offsets[std::max(level - 3, 0)];
+    const int64_t num_whole = levels.sizes[level] / 8;
+    double last[8] = {};
+    std::copy(children + 8 * num_whole, children + levels.sizes[level], last);
+    const auto eight_at = [&](int64_t j) { return j < num_whole ? children + 8 * j : last; };
+    for (int64_t i = 0; i < num_even; i += 2) {
+      step_down(eight_at(positions[i]), eight_at(positions[i + 1]), remainders + i, positions + i);
+      if (level == 0) continue;
+      DASGRAD_PREFETCH(next + 8 * positions[i]);
+      DASGRAD_PREFETCH(next + 8 * positions[i + 1]);
+    }
+  }
+  descend_portably(levels, nodes, remainders + num_even, positions + num_even, num - num_even);
+}
+
+#else
+
+void descend(const Levels& levels, const double* nodes, double* remainders, int64_t* positions, int64_t num) {
+  descend_portably(levels, nodes, remainders, positions, num);
+}
+
+#endif
 
 // Prefixes that wait to go down one tree, and the draws they belong to.
 struct Descent {
@@ -172,40 +276,52 @@ DASGRAD_EXPORT int dasgrad_reals_within(const double* values, int64_t num, doubl
   return num_within == num;
 }
 
-// Recompute all sums from the leaves; the total may be infinite.
-DASGRAD_EXPORT double dasgrad_sum_levels(double* nodes, int64_t num_leaves) {
+// Ask for large pages under a buffer that was not written to yet: fewer page faults while it is filled, and fewer
+// misses of the address cache afterwards. Does nothing where there are none.
+DASGRAD_EXPORT void dasgrad_prefer_large_pages(double* nodes, int64_t num_nodes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kLargePage = uintptr_t{1} << 21;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(nodes) + kLargePage - 1) & ~(kLargePage - 1);
+  const uintptr_t end = reinterpret_cast<uintptr_t>(nodes + num_nodes) & ~(kLargePage - 1);
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  static_cast<void>(nodes);
+  static_cast<void>(num_nodes);
+#endif
+}
+
+// Write all leaves, unless `leaves` is null, and recompute all sums from them; the total may be infinite.
+DASGRAD_EXPORT double dasgrad_sum_levels(double* nodes, int64_t num_leaves, const double* leaves) {
   const Levels levels(num_leaves);
-  sum_levels_above(levels, 0, nodes);
+  sum_all_levels(levels, nodes, leaves);
   return levels.total(nodes);
 }
 
 // Write leaves in order, so that the last of duplicates wins, and recompute the sums above them. Returns the new
-// total; if it overflows, infinity, and the tree is as it was; NaN, and the tree is as it was, where no memory was
-// left to be able to go back.
+// total; or else the tree is as it was: infinity, if the total would overflow; -1, if an index or a mass is out of
+// range; NaN, if no memory was left.
 DASGRAD_EXPORT double dasgrad_update(double* nodes, int64_t num_leaves, const int64_t* indices, const double* masses,
                                      int64_t num) {
   const Levels levels(num_leaves);
+  Changes changes(num);
+  if (changes.indices == nullptr) return NAN;
+  if (!changes.copy(indices, masses, num_leaves)) return -1;
   double largest = 0;
-  for (int64_t i = 0; i < num; ++i) largest = std::max(largest, masses[i]);
+  for (int64_t i = 0; i < num; ++i) largest = std::max(largest, changes.masses[i]);
   // Far from overflow, which is nearly always, there is nothing to go back to.
   if (levels.total(nodes) + largest * static_cast<double>(num) <= DBL_MAX / 16) {
-    for (int64_t i = 0; i < num; ++i) nodes[indices[i]] = masses[i];
-    sum_above_leaves(levels, nodes, indices, num);
+    for (int64_t i = 0; i < num; ++i) nodes[changes.indices[i]] = changes.masses[i];
+    sum_above_leaves(levels, nodes, changes.indices, num);
     return levels.total(nodes);
   }
-  double* previous = static_cast<double*>(std::malloc(sizeof(double) * static_cast<size_t>(num)));
-  if (previous == nullptr) return NAN;
-  for (int64_t i = 0; i < num; ++i) {
-    previous[i] = nodes[indices[i]];
-    nodes[indices[i]] = masses[i];
-  }
-  sum_above_leaves(levels, nodes, indices, num);
+  for (int64_t i = 0; i < num; ++i) std::swap(nodes[changes.indices[i]], changes.masses[i]);
+  sum_above_leaves(levels, nodes, changes.indices, num);
   const double total = levels.total(nodes);
   if (!std::isfinite(total)) {
-    for (int64_t i = num; i-- > 0;) nodes[indices[i]] = previous[i];  // backwards: the first of duplicates wins
-    sum_above_leaves(levels, nodes, indices, num);
+    // Backwards, so that the first of duplicates, which holds the oldest mass, comes last.
+    for (int64_t i = num; i-- > 0;) nodes[changes.indices[i]] = changes.masses[i];
+    sum_above_leaves(levels, nodes, changes.indices, num);
   }
-  std::free(previous);
   return total;
 }
 

@@ -1,0 +1,88 @@
+"""From indices to examples and from examples to a batch, for data sets that are not tensors in memory."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate, get_worker_info
+
+from dasgrad import nested
+from dasgrad.training import generators
+
+
+class SeededBatch(list[int]):
+    """The indices of a batch on their way to a worker, with what its generators are to be seeded with."""
+
+    def __init__(self, indices: Iterable[int] = (), entropy: tuple[int, ...] = ()) -> None:
+        super().__init__(indices)
+        self.entropy = entropy
+
+
+class SeededFetches(Dataset[Any]):
+    """A data set that seeds the generators of a worker before each batch, for the ``collate_fn`` as well.
+
+    A worker's generators cannot be saved, for they run ahead of the batches handed out. Without workers the
+    data set uses the generators of the run itself, which are left alone.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, batch: SeededBatch) -> list[Any]:
+        if get_worker_info() is not None:
+            generators.seed_all(*batch.entropy)
+        return self.fetch(list(batch))
+
+    def fetch(self, indices: list[int]) -> list[Any]:
+        """The examples of a batch, as a ``DataLoader`` would ask for them.
+
+        Raises:
+            ValueError: when a data set's own ``__getitems__`` returns another number of examples: their weights would
+                go astray.
+        """
+        dataset = self._dataset
+        if not hasattr(dataset, "__getitems__"):
+            return [dataset[index] for index in indices]
+        examples = list(dataset.__getitems__(indices))
+        if len(examples) != len(indices):
+            raise ValueError(
+                f"`{type(dataset).__name__}.__getitems__` must return one example per index, {len(indices)}, "
+                f"got {len(examples)}."
+            )
+        return examples
+
+
+class Rows:
+    """Tensors in memory as a map-style data set of their rows."""
+
+    def __init__(self, columns: Any) -> None:
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return nested.count_examples(self._columns)
+
+    def __getitem__(self, index: int) -> Any:
+        return nested.take(self._columns, index)
+
+
+def collate(examples: list[Any]) -> Any:
+    """What ``default_collate`` returns, at less cost where examples are tuples of plain tensors.
+
+    Not for workers, where torch collates into memory that it shares.
+    """
+    if type(examples[0]) is not tuple:
+        return default_collate(examples)
+    columns: Any
+    try:
+        columns = list(zip(*examples, strict=True))
+    except ValueError:  # of different lengths, which torch reports
+        return default_collate(examples)
+    return [torch.stack(column) if _is_plain(column[0]) else default_collate(column) for column in columns]
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) is Tensor and value.layout is torch.strided and not value.is_nested
