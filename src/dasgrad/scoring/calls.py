@@ -103,7 +103,7 @@ class Anchored(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
         """The same gradient, where it is asked for."""
         return (gradient if ctx.through else None), None
 
@@ -116,7 +116,8 @@ def to_front(values: Any, dim: int) -> Any:
 def _arguments_to_front(args: tuple[Any, ...], kwargs: Mapping[str, Any], dim: int) -> tuple[Any, Any]:
     if dim == 0:
         return args, kwargs
-    return nested.map_leaves(lambda leaf: to_front(leaf, dim), (args, dict(kwargs)))  # type: ignore[no-any-return]
+    front: tuple[Any, Any] = nested.map_leaves(lambda leaf: to_front(leaf, dim), (args, dict(kwargs)))
+    return front
 
 
 def _version(leaf: Any) -> int:

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 from dasgrad import nested
-from dasgrad.scoring import probe
+from dasgrad.scoring import probe, sums
 from dasgrad.scoring.calls import Call
 from dasgrad.scoring.fallback import PerExampleGradients, rows_within_budget
+from dasgrad.scoring.forms import Form
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.measures import Measure
 from dasgrad.scoring.tape import Tape
@@ -48,7 +49,6 @@ class Engine:
         """
         num_examples = nested.count_examples(data)
         if num_examples == 0:
-            function.call(function.tensors(), data)  # it may have something to say of its shape
             return torch.zeros(0, dtype=torch.float64, device=_device_of(measures))
         if (kind := probe.kind_of(data, params)) not in self._probed:
             self._learn(probe.look(function, params, data))
@@ -94,11 +94,14 @@ class Engine:
         """One pass under a tape that adds to ``shares`` what each parameter's calls are measured at."""
         tensors = function.tensors()
         num_examples = nested.count_examples(data)
+        repeated: dict[str, list[Form]] = {}
 
         def consume(call: Call, gradient: Tensor) -> None:
             for name, form in call.forms(gradient).items():
                 if form is None:
                     tape.irregular.setdefault(name, f"the rule of {call.kind} does not name it")
+                elif name in tape.repeated:
+                    repeated.setdefault(name, []).append(form)
                 elif name not in tape.irregular:
                     share = measures[name](form, num_examples)
                     shares[name] = shares[name] + share if name in shares else share
@@ -117,6 +120,9 @@ class Engine:
         else:
             if tape.reads_values and not probe.agrees_alone(function, data, losses):
                 tape.irregular.update(dict.fromkeys(params, "the forward pass decides by the values of a whole batch"))
+        for name in repeated.keys() - tape.irregular.keys():
+            form = sums.add(repeated[name], measures[name].shape, num_examples)
+            shares[name] = measures[name](form, num_examples)
         return tape
 
     def _learn(self, findings: probe.Findings) -> None:

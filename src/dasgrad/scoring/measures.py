@@ -87,7 +87,9 @@ class Measure:
             return shares
         positions = first.shape[2 if form.transposed else 1]
         elements = self.shape.numel() + positions * (self.shape[0] + width * form.num_groups)
-        return [self._of_sums(form.left(rows), form.right(rows), form) for rows in self._blocks(num_examples, elements)]
+        return [
+            self._of_sums(form.left(rows), form.right(rows), form) for rows in self._blocks(num_examples, elements)
+        ]
 
     def _of_sums(self, left: Tensor, right: Tensor, form: Outer) -> Tensor:
         """The per-example gradients Σ_t left rightᵀ, formed in a buffer, measured."""
@@ -272,7 +274,9 @@ def step_measure(
     offset = moments.phi(moments.advance(state, decay, view.ahead), decay, view.ahead)
     slope = view.sign * moments.newest_share(view.ahead)
     cross = inverse * offset * (2 * slope)
-    return QuadraticMeasure(param.shape, param.device, workspace, inverse * slope**2, cross, inverse * offset.square())
+    return QuadraticMeasure(
+        param.shape, param.device, workspace, inverse * slope**2, cross, inverse * offset.square()
+    )
 
 
 def _precise(values: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""A look at a few examples before rules are trusted: does the first dimension run over examples all the way?
+"""A look at a few examples before rules are trusted: where in each layer's output the examples are, if anywhere.
 
 Rules read row i of a layer's input and output as example i's. That a tensor has B rows does not make it so:
 sequence-first layers, tables of positions and reshaped batches may have B rows by chance. So the gradient of
-each single loss is taken on a few examples: where it reaches another row, the layer's parameters go to the
-fallback. And each loss is compared with the loss of the example alone: where they differ, examples interact,
-and no per-example gradient exists.
+each single loss is taken on a few examples: a dimension along which it reaches another example's row does not
+run over the examples, and a layer that has no other goes to the fallback. And each loss is compared with the
+loss of the example alone: where they differ, examples interact, and no per-example gradient exists.
 """
 
 from collections.abc import Iterable, Mapping
@@ -69,8 +69,10 @@ def look(function: LossFunction, params: Mapping[str, Tensor], data: Any) -> Fin
     for call in tape.calls:
         left = possible.get(id(call), set(call.dims))
         for name in call.names:
-            if len(left) == 1:
-                findings.dims[name] = min(left)
+            if len(left) == 1 and findings.dims.setdefault(name, min(left)) not in left:
+                findings.irregular.setdefault(name, "its layers have the examples now here, now there")
+            elif len(left) == 1:
+                continue
             elif name not in findings.irregular:
                 where = "along the first dimension" if not left else "along a dimension that can be told from others"
                 findings.irregular[name] = f"{call.kind} does not have the examples {where}"
@@ -79,8 +81,8 @@ def look(function: LossFunction, params: Mapping[str, Tensor], data: Any) -> Fin
 
 def _reaches_others(gradient: Tensor, example: int, dim: int) -> bool:
     """Whether an example's gradient is not zero in the rows of others."""
-    others = torch.cat([gradient.narrow(dim, 0, example), gradient.narrow(dim, example + 1, NUM_PROBED - example - 1)])
-    return bool((others.nan_to_num() != 0).any())  # 0 · NaN is no evidence
+    others = (gradient.narrow(dim, 0, example), gradient.narrow(dim, example + 1, NUM_PROBED - example - 1))
+    return any(bool((part.nan_to_num() != 0).any()) for part in others)  # 0 · NaN is no evidence
 
 
 def agrees_alone(function: LossFunction, data: Any, losses: Tensor) -> bool:

@@ -4,9 +4,9 @@ Every layer that has a rule gets hooks for the length of one pass. The hook at i
 of a graph that reaches back to an anchor, so that a backward pass to the anchor brings the gradient at every
 layer's output and nothing else: no gradient of a parameter is computed.
 
-A rule speaks of one call of one layer with parameters of its own. So the tape is a ``TorchFunctionMode`` as well:
+A rule speaks of calls of its layer. So the tape is a ``TorchFunctionMode`` as well:
 it sees every torch function that is given a parameter, and knows inside which layer's call; functions that have
-a rewrite are computed by it. Whatever does not fit is noted in `irregular` with its reason, and goes to the
+a rewrite are computed by it. Parameters with several uses are in `repeated`. Whatever does not fit is noted in `irregular` with its reason, and goes to the
 exact fallback.
 """
 
@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dasgrad.scoring.calls import Anchored, Call, Layer
 from dasgrad.scoring.forms import Form
-from dasgrad.scoring.rules import Declined, Rewrite, find_rewrite, find_rule, is_rewritten
+from dasgrad.scoring.rules import DeclinedError, Rewrite, find_rewrite, find_rule, is_rewritten
 
 _HOST_READS = {
     Tensor.__bool__,
@@ -42,7 +42,7 @@ _HOST_READS = {
     torch.equal,
     torch.is_nonzero,
 }
-_CUTS_GRADIENT = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.data.__get__}
+_CUTS_GRADIENT = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.data.__get__}  # type: ignore[attr-defined]
 _BY_REWRITE = -1
 """Stands for the layer whose call may use a parameter, where only a rewritten function may."""
 
@@ -85,6 +85,7 @@ class Tape(TorchFunctionMode):
         super().__init__()
         self.irregular: dict[str, str] = {}
         self.calls: list[Call] = []
+        self.repeated: set[str] = set()
         self.reads_values = False
         self._names = {id(tensors[name]): name for name in params}
         self._consume = consume
@@ -97,28 +98,25 @@ class Tape(TorchFunctionMode):
         self._skipped: set[str] = set()
         self._forward = True
         self._rewriting = _Rewriting("", [], False, set())
-        self._owners: dict[str, int] = {}
+        self._owners: dict[str, set[int]] = {name: set() for name in params}
         self._layers = self._find_layers(model, params)
 
     def _find_layers(self, model: nn.Module, params: Mapping[str, Tensor]) -> list[Layer]:
-        """Layers with a rule that own scored parameters; a parameter with no or several owners is irregular."""
+        """Layers with a rule that own scored parameters; a parameter that another module owns is irregular."""
         names = {id(param): name for name, param in params.items()}
-        owners: dict[str, list[str]] = {name: [] for name in params}
         layers = []
         replaced = bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
-        for path, module in model.named_modules():
+        for module in model.modules():
             held = {key: names[id(p)] for key, p in module._parameters.items() if p is not None and id(p) in names}
             rule = None if replaced else find_rule(module)
             for name in held.values():
-                owners[name].append(path or type(module).__name__)
-                self._owners[name] = _BY_REWRITE if rule is None else id(module)
+                self._owners[name].add(_BY_REWRITE if rule is None else id(module))
                 if rule is None and not is_rewritten(module):
-                    self.irregular[name] = f"no rule for {type(module).__name__}"
+                    self._note([name], f"no rule for {type(module).__name__}")
+                if list(held.values()).count(name) > 1:
+                    self._note([name], f"{type(module).__name__} has it under two names")
             if held and rule is not None:
                 layers.append(Layer(module, rule, held))
-        for name, paths in owners.items():
-            if len(paths) > 1:
-                self.irregular[name] = f"shared by {', '.join(paths)}"
         return layers
 
     # --- following a pass -----------------------------------------------------------------------------
@@ -182,7 +180,7 @@ class Tape(TorchFunctionMode):
     def _record(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         names = set(layer.names.values())
         stage = self._stage(names, layer.kind)
-        if stage != "first":
+        if stage != "record":
             recorded = stage == "again" and any(names >= set(call.names) for call in self.calls)
             return self._lead_to_anchor(output) if recorded else output
         reason, dims = self._fit(layer, args, kwargs, output)
@@ -209,21 +207,24 @@ class Tape(TorchFunctionMode):
             return f"{layer.kind} returned a tensor without the examples along the first dimension", ()
         return None, dims
 
-    def _stage(self, names: set[str], kind: str) -> Literal["first", "again", "other"]:
-        """Whether a use goes on record, is computed again by checkpointing, or is none that counts."""
+    def _stage(self, names: set[str], kind: str) -> Literal["record", "again", "other"]:
+        """Whether a use goes on record, is computed again by checkpointing, or is none that counts.
+
+        Reentrant checkpointing calls layers without gradients, and once more in the backward pass: there they
+        are put on record, if they were not called in any other way.
+        """
         if not torch.is_grad_enabled():
             if self._forward:
-                self._note(names & self._skipped, f"{kind} called more than once")
+                self._note(names & (self._skipped | self._used), f"{kind} called with and without gradients")
                 self._skipped |= names
             return "other"
-        if names.isdisjoint(self._used):
-            self._used |= names
-            return "first"
         if self._forward:
-            self._note(names, f"{kind} called more than once")
-            self._used |= names
-            return "other"
-        return "again"
+            self._note(names & self._skipped, f"{kind} called with and without gradients")
+            self.repeated |= names & self._used
+        elif not names.isdisjoint(self._used):
+            return "again"
+        self._used |= names
+        return "record"
 
     def _put(self, call: Call, output: Tensor) -> Tensor:
         """Put a call on record, and have its output lead to the anchor."""
@@ -270,7 +271,7 @@ class Tape(TorchFunctionMode):
         for name in self._names_in((args, kwargs)):
             if name in self.irregular or func in _CUTS_GRADIENT:
                 continue
-            if self._owners.get(name) != here and any(True for _ in _tensors_in(result)):
+            if here not in self._owners[name] and any(True for _ in _tensors_in(result)):
                 what = getattr(func, "__name__", str(func))
                 self.irregular[name] = f"used outside its layer, by {what}"
         return result
@@ -284,7 +285,7 @@ class Tape(TorchFunctionMode):
         self._rewriting = _Rewriting(kind, list(_tensors_in((args, kwargs))), stage == "again", set())
         try:
             result = rewrite(self, *args, **kwargs)
-        except Declined as declined:
+        except DeclinedError as declined:
             self._note(names, f"{kind} {declined}")
             return func(*args, **kwargs)
         self._note(names - self._rewriting.watched, f"used by {kind} in a way that has no rule")
