@@ -1,6 +1,5 @@
 """Scores against a float64 autograd loop: |s² − reference| ≤ tol·(‖a‖ + ‖b‖)², a and b its momentum and gradient."""
 
-import copy
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -46,7 +45,7 @@ def outputs_as_losses(model: nn.Module, data: Any) -> Tensor:
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers around 1 in float64, the same at every call."""
-    return 1 + 0.7 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return 1 + 0.7 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def integers(high: int, *shape: int, seed: int = 0) -> Tensor:
@@ -85,7 +84,11 @@ def check(
         state.update({key: value.to(dtype) for key, value in state.items() if key != "step"})
     data = nested.map_leaves(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, data)
     scorer = dasgrad.ExampleScorer(model, losses=losses, optimizer=optimizer, **options)
-    expected, scale = reference(scorer, data)
+    twin = problems.seeded(build)
+    twin.load_state_dict(model.state_dict())
+    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        other.requires_grad_(own.requires_grad)
+    expected, scale = reference(scorer, twin.double(), data)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.filterwarnings("ignore", message="Using padding='same' with even kernel")
@@ -101,10 +104,9 @@ def check(
     return scorer
 
 
-def reference(scorer: dasgrad.ExampleScorer, data: Any) -> tuple[Tensor, Tensor]:
-    """s² and (‖a‖ + ‖b‖)² of each example, from gradients by autograd, one example at a time, in float64."""
+def reference(scorer: dasgrad.ExampleScorer, model: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
+    """s² and (‖a‖ + ‖b‖)² of each example, from gradients of a float64 twin by autograd, one example at a time."""
     number = nested.count_examples(data)
-    model = copy.deepcopy(scorer.model).double()
     data = nested.map_leaves(lambda leaf: leaf.to(torch.float64) if leaf.is_floating_point() else leaf, data)
     examples = [nested.take(data, slice(i, i + 1)) for i in range(number)]
     if not examples:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dasgrad import nested
-from dasgrad.scoring.forms import Form
+from dasgrad.scoring.carriers import Carrier
+from dasgrad.scoring.forms import Form, Part
 from dasgrad.scoring.rules import Rule
 
 
@@ -29,6 +30,8 @@ class Call:
     """The tensors it was called with."""
     dims: tuple[int, ...] = (0,)
     """Where in the output the examples may be; one dimension, once that is known."""
+    carried: bool = False
+    """Whether the parameters are without examples up to here, where they meet them."""
     anchored: bool = False
     """Whether its output is known to lead to the tape's anchor."""
     arrived: bool = False
@@ -85,6 +88,33 @@ class Layer:
             return [found.get(key) for key in self.names]
 
         return Call(self.kind, list(self.names.values()), build, nested.leaves((args, dict(kwargs))), dims)
+
+    def carrier(
+        self, output: Tensor, num_examples: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
+    ) -> Carrier | None:
+        """The output of a call without examples, which is that of each of them; None where that has no rule."""
+        if not self.rule.any_position:
+            return None
+
+        def for_each(number: int) -> tuple[Any, Any]:
+            spread: tuple[Any, Any] = nested.map_leaves(
+                lambda leaf: leaf.expand(number, *leaf.shape), (args, dict(kwargs))
+            )
+            return spread
+
+        if not all(isinstance(leaf, Tensor) for leaf in nested.leaves((args, dict(kwargs)))):
+            return None
+        each_args, each_kwargs = for_each(num_examples)
+        if self.rule.misfit(self.module, num_examples, *each_args, **each_kwargs) is not None:
+            return None
+
+        def build(gradients: Part, number: int) -> list[Form | None]:
+            each_args, each_kwargs = for_each(number)
+            found = self.rule.forms(self.module, *each_args, grad=gradients(slice(0, number)), **each_kwargs)
+            return [found.get(key) for key in self.names]
+
+        leaves = nested.leaves((args, dict(kwargs)))
+        return Carrier(self.kind, list(self.names.values()), output, output, build, reason, leaves)
 
 
 class Anchored(torch.autograd.Function):

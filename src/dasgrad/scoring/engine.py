@@ -16,11 +16,12 @@ from torch.utils.checkpoint import CheckpointError
 from dasgrad import nested
 from dasgrad.scoring import probe, sums
 from dasgrad.scoring.calls import Call
-from dasgrad.scoring.fallback import PerExampleGradients, rows_within_budget
+from dasgrad.scoring.fallback import PerExampleGradients, flatten_examples, rows_within_budget
 from dasgrad.scoring.forms import Form
 from dasgrad.scoring.losses import LossFunction
-from dasgrad.scoring.measures import Measure
+from dasgrad.scoring.measures import Measure, gradient_measure
 from dasgrad.scoring.tape import Tape
+from dasgrad.scoring.workspace import Workspace
 
 
 class Engine:
@@ -51,27 +52,24 @@ class Engine:
         if num_examples == 0:
             return torch.zeros(0, dtype=torch.float64, device=_device_of(measures))
         if (kind := probe.kind_of(data, params)) not in self._probed:
-            self._learn(probe.look(function, params, data))
+            self._learn(function, params, probe.few_of(data))
             self._probed.add(kind)
         total = torch.zeros(num_examples, dtype=torch.float64, device=_device_of(measures))
         for measure in measures.values():
             total += measure.base()
         if any(name not in self.irregular for name in params):
-            self._add_by_rules(function, params, measures, data, total)
+            for share in self._shares_by_rules(function, params, measures, data).values():
+                total += share
         slower = [name for name in params if name in self.irregular]
         if slower:
             self._announce(slower)
             self._add_by_fallback(function, slower, measures, data, total)
         return total.clamp_(min=0.0)
 
-    def _add_by_rules(
-        self,
-        function: LossFunction,
-        params: Mapping[str, Tensor],
-        measures: Mapping[str, Measure],
-        data: Any,
-        total: Tensor,
-    ) -> None:
+    def _shares_by_rules(
+        self, function: LossFunction, params: Mapping[str, Tensor], measures: Mapping[str, Measure], data: Any
+    ) -> dict[str, Tensor]:
+        """By parameter, what rules and measures say of each example's gradient; zero where there is none."""
         shares: dict[str, Tensor] = {}
         tape = self._follow(function, params, measures, data, shares)
         if tape.lost and not self._anchor_all:
@@ -79,9 +77,7 @@ class Engine:
             shares.clear()
             tape = self._follow(function, params, measures, data, shares)
         self.irregular.update(tape.irregular)
-        for name, share in shares.items():
-            if name not in self.irregular:
-                total += share
+        return {name: share for name, share in shares.items() if name not in self.irregular}
 
     def _follow(
         self,
@@ -125,11 +121,19 @@ class Engine:
             shares[name] = measures[name](form, num_examples)
         return tape
 
-    def _learn(self, findings: probe.Findings) -> None:
+    def _learn(self, function: LossFunction, params: Mapping[str, Tensor], few: Any) -> None:
+        """Find out on a few examples what rules may serve."""
+        findings = probe.look(function, params, few)
         self.irregular.update(findings.irregular)
         for name, dim in findings.dims.items():
             if self._dims.setdefault(name, dim) != dim:
                 self.irregular[name] = "its layer has the examples now here, now there"
+        if all(name in self.irregular for name in params):
+            return
+        plain = {name: gradient_measure(param, Workspace()) for name, param in params.items()}
+        squares = self._shares_by_rules(function, params, plain, few)
+        served = [name for name in params if name not in self.irregular]
+        self.irregular.update(probe.find_disagreements(function, served, few, findings.losses, squares))
 
     def _add_by_fallback(
         self, function: LossFunction, names: list[str], measures: Mapping[str, Measure], data: Any, total: Tensor
@@ -139,7 +143,7 @@ class Engine:
             block = slice(start, start + rows)
             gradients = self.gradients(function, names, nested.take(data, block))
             for name in names:
-                total[block] += measures[name].of_entries(gradients.pop(name).flatten(1))
+                total[block] += measures[name].of_entries(flatten_examples(gradients.pop(name)).clone())
 
     def _announce(self, names: list[str]) -> None:
         new = [name for name in names if name not in self._announced]

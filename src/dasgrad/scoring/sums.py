@@ -43,14 +43,15 @@ def densify(form: Form, rows: slice, shape: torch.Size) -> Tensor:
             left, right = left.transpose(1, 2), right.transpose(1, 2)
         left = left.unflatten(1, (form.num_groups, -1))
         right = right.unflatten(1, (form.num_groups, -1))
-        return (left @ right.transpose(2, 3)).reshape(-1, *shape)
+        products: Tensor = left @ right.transpose(2, 3)
+        return products.reshape(-1, *shape)
     return _scatter(form, rows, shape)
 
 
 def _scatter(form: Rows, rows: slice, shape: torch.Size) -> Tensor:
     """Entries added where they belong; owners are in order, as rules give them."""
     bounds = torch.tensor([rows.start, rows.stop], device=form.owners.device)
-    first, last = torch.searchsorted(form.owners, bounds).tolist()
+    first, last = torch.searchsorted(form.owners.contiguous(), bounds).tolist()
     entries = slice(first, last)
     values = form.values(entries)
     if form.columns:

@@ -4,10 +4,10 @@ Every layer that has a rule gets hooks for the length of one pass. The hook at i
 of a graph that reaches back to an anchor, so that a backward pass to the anchor brings the gradient at every
 layer's output and nothing else: no gradient of a parameter is computed.
 
-A rule speaks of calls of its layer. So the tape is a ``TorchFunctionMode`` as well:
-it sees every torch function that is given a parameter, and knows inside which layer's call; functions that have
-a rewrite are computed by it. Parameters with several uses are in `repeated`. Whatever does not fit is noted in `irregular` with its reason, and goes to the
-exact fallback.
+A rule speaks of calls of its layer, and of nothing else that is done with a parameter. So the tape is a
+``TorchFunctionMode`` as well: it sees every torch function that is given a parameter, and knows inside which layer's
+call. Functions that have a rewrite are computed by it; tensors without examples are followed to where they meet
+them. Whatever does not fit is noted in `irregular` with its reason, and goes to the exact fallback.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +18,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from dasgrad.scoring.calls import Anchored, Call, Layer
+from dasgrad.scoring.carriers import Carrier, of_parameter
 from dasgrad.scoring.forms import Form
 from dasgrad.scoring.rules import DeclinedError, Rewrite, find_rewrite, find_rule, is_rewritten
 
@@ -43,8 +45,10 @@ _HOST_READS = {
     torch.is_nonzero,
 }
 _CUTS_GRADIENT = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.data.__get__}  # type: ignore[attr-defined]
-_BY_REWRITE = -1
-"""Stands for the layer whose call may use a parameter, where only a rewritten function may."""
+CARRIED = -1
+"""Stands for the dimension of the examples, where a layer is called without them."""
+_BY_REWRITE, _BARE = -1, -2
+"""Stand for the layer that owns a parameter, where only rewritten functions may use it, and where none owns it."""
 
 Consumer = Callable[[Call, Tensor], None]
 """What is done with a call and the gradient at its output."""
@@ -85,7 +89,7 @@ class Tape(TorchFunctionMode):
         super().__init__()
         self.irregular: dict[str, str] = {}
         self.calls: list[Call] = []
-        self.repeated: set[str] = set()
+        self.repeated: set[str] = set()  # parameters with several uses
         self.reads_values = False
         self._names = {id(tensors[name]): name for name in params}
         self._consume = consume
@@ -99,10 +103,14 @@ class Tape(TorchFunctionMode):
         self._forward = True
         self._rewriting = _Rewriting("", [], False, set())
         self._owners: dict[str, set[int]] = {name: set() for name in params}
-        self._layers = self._find_layers(model, params)
+        self._carriers: dict[int, Carrier] = {}
+        self._unmet: dict[str, str] = {}
+        self._layers = self._find_layers(model, params, tensors)
 
-    def _find_layers(self, model: nn.Module, params: Mapping[str, Tensor]) -> list[Layer]:
-        """Layers with a rule that own scored parameters; a parameter that another module owns is irregular."""
+    def _find_layers(
+        self, model: nn.Module, params: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+    ) -> list[Layer]:
+        """Layers with a rule that own scored parameters; one that another module owns is a carrier of itself."""
         names = {id(param): name for name, param in params.items()}
         layers = []
         replaced = bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
@@ -110,13 +118,16 @@ class Tape(TorchFunctionMode):
             held = {key: names[id(p)] for key, p in module._parameters.items() if p is not None and id(p) in names}
             rule = None if replaced else find_rule(module)
             for name in held.values():
-                self._owners[name].add(_BY_REWRITE if rule is None else id(module))
-                if rule is None and not is_rewritten(module):
-                    self._note([name], f"no rule for {type(module).__name__}")
+                bare = rule is None and not is_rewritten(module)
+                self._owners[name].add(_BARE if bare else _BY_REWRITE if rule is None else id(module))
+                if bare:
+                    self._carry(of_parameter(name, type(module).__name__, tensors[name]))
                 if list(held.values()).count(name) > 1:
                     self._note([name], f"{type(module).__name__} has it under two names")
             if held and rule is not None:
                 layers.append(Layer(module, rule, held))
+        mixed = [name for name, owners in self._owners.items() if _BARE in owners and len(owners) > 1]
+        self._note(mixed, "shared by a module without a rule")
         return layers
 
     # --- following a pass -----------------------------------------------------------------------------
@@ -139,6 +150,8 @@ class Tape(TorchFunctionMode):
             self._forward = False
             backward(losses)
             self._note(self._skipped - self._used, "used without gradients, as by reentrant checkpointing")
+            for name, reason in self._unmet.items():
+                self._note([name], reason)
 
         with ExitStack() as stack:
             for layer in self._layers:
@@ -150,12 +163,19 @@ class Tape(TorchFunctionMode):
     def bring_gradients(self, loss: Tensor, retain_graph: bool = False) -> None:
         """Hand the gradients of a scalar to `consume`, call by call; those it does not depend on are left out."""
         assert self._anchor is not None
-        if not loss.requires_grad:
-            return
-        if self._skipped:  # reentrant checkpointing refuses to work under autograd.grad
-            loss.backward(retain_graph=retain_graph)
-        else:
-            torch.autograd.grad(loss, self._anchor, retain_graph=retain_graph, allow_unused=True)
+        if loss.requires_grad:
+            # Reentrant checkpointing refuses to work towards given tensors. The engine is called by itself, for
+            # under autograd.grad this mode would not see what checkpointing computes again.
+            towards = () if self._skipped else (self._anchor,)
+            _engine_run_backward(
+                (loss,),
+                (torch.ones_like(loss),),
+                retain_graph,
+                False,
+                towards,
+                allow_unreachable=True,
+                accumulate_grad=bool(self._skipped),
+            )
 
     @property
     def lost(self) -> bool:
@@ -179,11 +199,15 @@ class Tape(TorchFunctionMode):
 
     def _record(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         names = set(layer.names.values())
+        reason, dims = self._fit(layer, args, kwargs, output)
+        if reason is not None and isinstance(output, Tensor) and not output.requires_grad:
+            carrier = layer.carrier(output, self._num_examples, args, kwargs, reason)
+            if carrier is not None:
+                self._carry(carrier)
+                return output
         stage = self._stage(names, layer.kind)
         if stage != "record":
-            recorded = stage == "again" and any(names >= set(call.names) for call in self.calls)
-            return self._lead_to_anchor(output) if recorded else output
-        reason, dims = self._fit(layer, args, kwargs, output)
+            return self._lead_to_anchor(output) if stage == "again" and reason is None else output
         if reason is not None:
             self._note(names, reason)
             return output
@@ -263,18 +287,62 @@ class Tape(TorchFunctionMode):
         if rewrite is not None:
             return self._call_rewrite(rewrite, func, args, kwargs)
         result = func(*args, **kwargs)
+        met = [self._carriers[id(t)] for t in _tensors_in((args, kwargs)) if id(t) in self._carriers]
+        if met and func not in _CUTS_GRADIENT:
+            result = self._follow_carriers(met, func, args, kwargs, result)
         if not self._forward:
             return result
         if func in _HOST_READS:
             self.reads_values = True
-        here = id(self._stack[-1].module) if self._stack else None
+        here = id(self._stack[-1].module) if self._stack else _BARE
         for name in self._names_in((args, kwargs)):
             if name in self.irregular or func in _CUTS_GRADIENT:
                 continue
-            if here not in self._owners[name] and any(True for _ in _tensors_in(result)):
+            if self._owners[name].isdisjoint({here, _BARE}) and any(True for _ in _tensors_in(result)):
                 what = getattr(func, "__name__", str(func))
                 self.irregular[name] = f"used outside its layer, by {what}"
         return result
+
+    def _carry(self, carrier: Carrier) -> None:
+        """Follow a tensor without examples, until it meets them; if it does not, its parameters are irregular."""
+        self._carriers[id(carrier.tensor)] = carrier
+        self._unmet.update(dict.fromkeys(carrier.names, carrier.reason or f"no rule for {carrier.kind}"))
+
+    def _follow_carriers(
+        self, met: list[Carrier], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> Any:
+        met = [carrier for carrier in met if any(name not in self.irregular for name in carrier.names)]
+        if not met or not any(True for _ in _tensors_in(result)) or all(result is each.tensor for each in met):
+            return result
+        carrier, *others = met
+        view = forms = None
+        if not others and isinstance(result, Tensor):
+            forms = carrier.meet(func, args, kwargs, result, self._num_examples)
+            view = carrier.through(func, args, kwargs, result) if forms is None else None
+        if view is not None:
+            self._carriers[id(result)] = view
+        elif forms is None:
+            for each in met:
+                self._note(each.names, each.reason or f"used outside a layer, by {getattr(func, '__name__', func)}")
+        else:
+            return self._meet_examples(carrier, forms, args, result)
+        return result
+
+    def _meet_examples(
+        self, carrier: Carrier, forms: Callable[[Tensor], Sequence[Form | None]], args: tuple[Any, ...], result: Tensor
+    ) -> Tensor:
+        for name in carrier.names:
+            self._unmet.pop(name, None)
+            if self._dims is not None and self._dims.get(name) != CARRIED:
+                self._note([name], f"{carrier.kind} was not called so on the examples looked at first")
+        stage = self._stage(set(carrier.names), carrier.kind)
+        if stage == "other":
+            return result
+        result = result.clone() if result._is_view() else result  # of the parameter itself, maybe
+        if stage == "again":
+            return self._lead_to_anchor(result)
+        leaves = [*carrier.leaves, *(leaf for leaf in args if isinstance(leaf, Tensor))]
+        return self._put(Call(carrier.kind, carrier.names, forms, leaves, carried=True), result)
 
     def _call_rewrite(self, rewrite: Rewrite, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = set(self._names_in((args, kwargs)))

@@ -45,7 +45,8 @@ def transposed_convolution(
     module: _ConvTransposeNd, input: Tensor, output_size: Any = None, *, grad: Tensor
 ) -> Mapping[str, Form]:
     """Weight ``[k, o/G, *kernel]`` and bias ``[o]``."""
-    padding = [int(width) for width in reversed(module.padding) for _ in range(2)]
+    widths: Sequence[int] = module.padding  # type: ignore[assignment] # never 'same' or 'valid' here
+    padding = [width for width in reversed(widths) for _ in range(2)]
 
     def patches(rows: slice) -> Tensor:
         padded = functional.pad(grad[rows], padding) if any(padding) else grad[rows]
