@@ -34,20 +34,24 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def autograd_gradients(model: nn.Module, losses: Callable[[Any, Any], Tensor], examples: list) -> dict[str, Tensor]:
-    """``{name: [B, *shape]}`` by plain autograd on a copy in eval mode, one example at a time."""
-    model = copy.deepcopy(model).eval()
-    names, params = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
-    found = [
-        torch.autograd.grad(losses(model, example).sum(), params, allow_unused=True, materialize_grads=True)
-        for example in examples
-    ]
-    return {name: torch.stack(column) for name, column in zip(names, zip(*found, strict=True), strict=True)}
+    """``{name: [B, *shape]}`` by plain autograd in eval mode, one example at a time; leaves gradients behind."""
+    model.eval()
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found: dict[str, list[Tensor]] = {name: [] for name in params}
+    for example in examples:
+        model.zero_grad()
+        loss = losses(model, example).sum()
+        if loss.requires_grad:
+            loss.backward()
+        for name, param in params.items():
+            found[name].append(torch.zeros_like(param) if param.grad is None else param.grad.clone())
+    return {name: torch.stack(column) for name, column in found.items()}
 
 
 def pair_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Any = cross_entropy) -> dict:
     """As `autograd_gradients`, for pairs."""
     examples = [(inputs[i : i + 1], targets[i : i + 1]) for i in range(len(inputs))]
-    return autograd_gradients(model, lambda m, data: loss_fn(m(data[0]), data[1]), examples)
+    return autograd_gradients(copy.deepcopy(model), lambda m, data: loss_fn(m(data[0]), data[1]), examples)
 
 
 def norms(gradients: dict[str, Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ INPUTS, TARGETS = problems.classification()
 
 
 class Mixed(nn.Module):
-    """A layer with a rule, a shared one, a parameter of its own, and one that is not used."""
+    """A layer with a rule, one that is called twice, a parameter no rule knows, and one that is not used."""
 
     def __init__(self):
         super().__init__()
@@ -22,7 +22,7 @@ class Mixed(nn.Module):
         self.head = nn.Linear(3, 2)
 
     def forward(self, x):
-        x = self.first(x).tanh() + self.shift
+        x = self.first(x).tanh() + self.shift.exp()
         return self.head(self.twice(self.twice(x).tanh()))
 
 
@@ -35,9 +35,9 @@ def test_rules_fallbacks_and_reasons_are_listed():
     assert list(found) == [name for name, _ in model.named_parameters()]
     assert found["first.weight"].rule == "Linear"
     assert found["first.weight"].reason == ""
-    assert found["twice.weight"].rule == "fallback"
-    assert "more than once" in found["twice.weight"].reason
+    assert found["twice.weight"].rule == "Linear"
     assert found["shift"].rule == "fallback"
+    assert "exp" in found["shift"].reason
     assert found["idle.weight"].rule == "-"
     shares = [p.share for p in explanation.parameters]
     assert all(share >= 0 for share in shares)

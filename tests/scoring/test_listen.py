@@ -82,7 +82,7 @@ def test_a_parameter_without_a_rule_is_scored_by_the_slower_path():
             self.scale = nn.Parameter(torch.ones(2))
 
         def forward(self, x):
-            return self.linear(x) * self.scale
+            return self.linear(x) * self.scale.exp()
 
     model = problems.seeded(Scaled)
     scorer, batch = make_scorer(model, dasgrad.DASGrad(model.parameters())), make_batch()

@@ -1,4 +1,4 @@
-"""Per-example gradients of all sorts of models: torch.func where it works, the loop where not, both exact."""
+"""Per-example gradients of all sorts of models: rules where there are, torch.func, and the loop, all exact."""
 
 import warnings
 
@@ -117,7 +117,8 @@ RECURRENT = {"lstm": Recurrent, "gru": lambda: Recurrent(nn.GRU)}
 
 @pytest.mark.parametrize("path", problems.PATHS)
 @pytest.mark.parametrize("name", MODELS)
-def test_both_paths_give_autograds_gradients_silently(name, path):
+@pytest.mark.filterwarnings("ignore:.* exact but slower path for 2 .* by _weight_norm")
+def test_all_paths_give_autograds_gradients_silently(name, path):
     build, inputs = MODELS[name]
     model = problems.seeded(build)
     model.train(name != "batch norm")
@@ -134,14 +135,16 @@ def test_both_paths_give_autograds_gradients_silently(name, path):
     torch.testing.assert_close(scorer(inputs, LABELS), before, rtol=1e-9, atol=1e-14)
 
 
+@pytest.mark.parametrize("path", ["rules", "vmap"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", RECURRENT)
 @pytest.mark.filterwarnings("ignore:`ExampleScorer` computes per-example gradients one by one")
-def test_recurrent_models_are_exact_whichever_path_torch_allows(name, dtype):
+def test_recurrent_models_are_exact_whichever_path_torch_allows(name, dtype, path):
     """In float32 vmap runs them, by a kernel of its own; in float64 it fails and the loop takes over."""
     model = problems.seeded(RECURRENT[name])
     expected = problems.norms(problems.pair_gradients(model, rows(6, 3), LABELS))
     scorer = dasgrad.ExampleScorer(model.to(dtype), problems.cross_entropy, score="gradient")
+    problems.force(scorer, path)
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5
     scores = scorer(rows(6, 3).to(dtype), LABELS)
     torch.testing.assert_close(scores.double(), expected, rtol=tolerance, atol=0)
@@ -159,6 +162,7 @@ def test_models_that_vmap_cannot_run_are_scored_by_the_loop_which_is_announced_o
         [problems.norms(problems.pair_gradients(model, inputs[i : i + 1], LABELS[i : i + 1])) for i in range(5)]
     )
     scorer = dasgrad.ExampleScorer(model, problems.cross_entropy, score="gradient")
+    problems.force(scorer, "vmap")
     with pytest.warns(UserWarning, match=r"one by one, exactly but slowly, because torch\.func") as record:
         first = scorer(inputs, LABELS)
     assert len(record) == 1

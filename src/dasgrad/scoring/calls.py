@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dasgrad import nested
-from dasgrad.scoring.forms import Form
+from dasgrad.scoring.carriers import Carrier
+from dasgrad.scoring.forms import Form, Part
 from dasgrad.scoring.rules import Rule
 
 
@@ -29,6 +30,8 @@ class Call:
     """The tensors it was called with."""
     dims: tuple[int, ...] = (0,)
     """Where in the output the examples may be; one dimension, once that is known."""
+    carried: bool = False
+    """Whether the parameters are without examples up to here, where they meet them."""
     anchored: bool = False
     """Whether its output is known to lead to the tape's anchor."""
     arrived: bool = False
@@ -86,6 +89,33 @@ class Layer:
 
         return Call(self.kind, list(self.names.values()), build, nested.leaves((args, dict(kwargs))), dims)
 
+    def carrier(
+        self, output: Tensor, num_examples: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
+    ) -> Carrier | None:
+        """The output of a call without examples, which is that of each of them; None where that has no rule."""
+        if not self.rule.any_position:
+            return None
+
+        def for_each(number: int) -> tuple[Any, Any]:
+            spread: tuple[Any, Any] = nested.map_leaves(
+                lambda leaf: leaf.expand(number, *leaf.shape), (args, dict(kwargs))
+            )
+            return spread
+
+        if not all(isinstance(leaf, Tensor) for leaf in nested.leaves((args, dict(kwargs)))):
+            return None
+        each_args, each_kwargs = for_each(num_examples)
+        if self.rule.misfit(self.module, num_examples, *each_args, **each_kwargs) is not None:
+            return None
+
+        def build(gradients: Part, number: int) -> list[Form | None]:
+            each_args, each_kwargs = for_each(number)
+            found = self.rule.forms(self.module, *each_args, grad=gradients(slice(0, number)), **each_kwargs)
+            return [found.get(key) for key in self.names]
+
+        leaves = nested.leaves((args, dict(kwargs)))
+        return Carrier(self.kind, list(self.names.values()), output, output, build, reason, leaves)
+
 
 class Anchored(torch.autograd.Function):
     """The first argument, made part of a graph that leads to the second.
@@ -103,7 +133,7 @@ class Anchored(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
         """The same gradient, where it is asked for."""
         return (gradient if ctx.through else None), None
 
@@ -116,7 +146,8 @@ def to_front(values: Any, dim: int) -> Any:
 def _arguments_to_front(args: tuple[Any, ...], kwargs: Mapping[str, Any], dim: int) -> tuple[Any, Any]:
     if dim == 0:
         return args, kwargs
-    return nested.map_leaves(lambda leaf: to_front(leaf, dim), (args, dict(kwargs)))  # type: ignore[no-any-return]
+    front: tuple[Any, Any] = nested.map_leaves(lambda leaf: to_front(leaf, dim), (args, dict(kwargs)))
+    return front
 
 
 def _version(leaf: Any) -> int:

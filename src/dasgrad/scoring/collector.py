@@ -7,10 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from dasgrad.scoring import sums
 from dasgrad.scoring.calls import Call
-from dasgrad.scoring.forms import Outer
+from dasgrad.scoring.forms import Form, Outer
 from dasgrad.scoring.measures import Measure
 from dasgrad.scoring.shortcut import LinearShortcut
+from dasgrad.scoring.tape import Tape
 
 
 class Collector:
@@ -34,44 +36,55 @@ class Collector:
         self._measures = measures
         self._num_examples = num_examples
         self._factors = factors
-        self._shares: dict[str, Tensor] = {}
         self._timed = timed
+        self._tape: Tape | None = None
+        self._shares: dict[str, Tensor] = {}
+        self._repeated: dict[str, list[Form]] = {}
         self.shortcut = LinearShortcut(measures)
-        self.irregular: dict[str, str] = {}
         self.rules: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
+
+    def attach(self, tape: Tape) -> None:
+        """Forget what was collected, and take what this tape brings."""
+        self._tape = tape
+        for found in (self._shares, self._repeated, self.shortcut.squares, self.rules, self.seconds):
+            found.clear()
 
     def __call__(self, call: Call, gradient: Tensor) -> None:
         """Take a call on record and the gradient at its output; of several gradients the first alone."""
         if call.build is None:
             return
+        assert self._tape is not None
         if self._factors is not None:
             shape = [1] * gradient.dim()
             shape[call.dims[0]] = -1
             gradient = gradient / self._factors.to(gradient.dtype).view(shape)
         for name, form in call.forms(gradient).items():
             if form is None:
-                self.irregular[name] = f"the rule of {call.kind} does not name it"
-                continue
-            if name in self.shortcut.squares and isinstance(form, Outer):
-                form = replace(form, squares=self.shortcut.squares.pop(name))
-            started = self._clock()
-            share = self._measures[name](form, self._num_examples)
-            self._shares[name] = self._shares[name] + share if name in self._shares else share
-            self.rules[name] = call.kind
-            self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - started
+                self._tape.irregular.setdefault(name, f"the rule of {call.kind} does not name it")
+            elif name in self._tape.repeated:
+                self._repeated.setdefault(name, []).append(form)
+                self.rules[name] = call.kind
+            elif name not in self._tape.irregular:
+                if name in self.shortcut.squares and isinstance(form, Outer):
+                    form = replace(form, squares=self.shortcut.squares.pop(name))
+                self._measure(name, form)
+                self.rules[name] = call.kind
         call.release()
 
-    def add_to(self, total: Tensor, irregular: Mapping[str, str]) -> None:
-        """Add the shares of all parameters but the irregular ones."""
-        for name, share in self._shares.items():
-            if name not in irregular:
-                total += share
+    def finish(self) -> dict[str, Tensor]:
+        """By parameter what was collected, ``[B]`` float64; the irregular ones left out."""
+        assert self._tape is not None
+        for name in self._repeated.keys() - self._tape.irregular.keys():
+            self._measure(name, sums.add(self._repeated[name], self._measures[name].shape, self._num_examples))
+        self._repeated.clear()
+        return {name: share for name, share in self._shares.items() if name not in self._tape.irregular}
 
-    def clear(self) -> None:
-        """Forget what was collected."""
-        for found in (self._shares, self.irregular, self.rules, self.seconds):
-            found.clear()
+    def _measure(self, name: str, form: Form) -> None:
+        started = self._clock()
+        share = self._measures[name](form, self._num_examples)
+        self._shares[name] = self._shares[name] + share if name in self._shares else share
+        self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - started
 
     def _clock(self) -> float:
         if not self._timed:

@@ -16,10 +16,11 @@ from torch.utils.checkpoint import CheckpointError
 from dasgrad import nested
 from dasgrad.scoring import probe
 from dasgrad.scoring.collector import Collector
-from dasgrad.scoring.fallback import PerExampleGradients, rows_within_budget
+from dasgrad.scoring.fallback import PerExampleGradients, flatten_examples, rows_within_budget
 from dasgrad.scoring.losses import LossFunction
-from dasgrad.scoring.measures import Measure
-from dasgrad.scoring.tape import Consumer, Tape
+from dasgrad.scoring.measures import Measure, gradient_measure
+from dasgrad.scoring.tape import Tape
+from dasgrad.scoring.workspace import Workspace
 
 
 class Engine:
@@ -56,7 +57,6 @@ class Engine:
         collector = Collector(measures, num_examples, timed=timed)
         total = bases(measures, num_examples)
         if num_examples == 0:
-            function.call(function.tensors(), data)  # it may have something to say of its shape
             return total, collector
         self.look(function, params, data)
         if any(name not in self.irregular for name in params):
@@ -67,27 +67,35 @@ class Engine:
     def look(self, function: LossFunction, params: Mapping[str, Tensor], data: Any) -> None:
         """Look at a few examples of each kind of data before rules are trusted."""
         if (kind := probe.kind_of(data, params)) not in self._probed:
-            self._learn(probe.look(function, params, data))
+            self._learn(function, params, probe.few_of(data))
             self._probed.add(kind)
 
     def tape(
-        self, model: nn.Module, params: Mapping[str, Tensor], tensors: Mapping[str, Tensor], consume: Consumer
+        self, model: nn.Module, params: Mapping[str, Tensor], tensors: Mapping[str, Tensor], collector: Collector
     ) -> Tape:
-        """A tape that knows what was learnt so far."""
-        tape = Tape(model, params, tensors, consume, self._dims, self._anchor_all)
+        """A tape that knows what was learnt so far, and brings what it finds to the collector."""
+        tape = Tape(model, params, tensors, collector, self._dims, self._anchor_all)
         tape.irregular.update(self.irregular)
+        collector.attach(tape)
         return tape
 
     def _add_by_rules(
         self, function: LossFunction, params: Mapping[str, Tensor], collector: Collector, data: Any, total: Tensor
     ) -> None:
+        for share in self._shares_by_rules(function, params, collector, data).values():
+            total += share
+
+    def _shares_by_rules(
+        self, function: LossFunction, params: Mapping[str, Tensor], collector: Collector, data: Any
+    ) -> dict[str, Tensor]:
+        """By parameter, what rules and measures say of each example's gradient; zero where there is none."""
         tape = self._follow(function, params, collector, data)
         if tape.lost and not self._anchor_all:
             self._anchor_all = True
-            collector.clear()
             tape = self._follow(function, params, collector, data)
-        self.irregular.update(tape.irregular | collector.irregular)
-        collector.add_to(total, self.irregular)
+        shares = collector.finish()
+        self.irregular.update(tape.irregular)
+        return shares
 
     def _follow(self, function: LossFunction, params: Mapping[str, Tensor], collector: Collector, data: Any) -> Tape:
         """One pass under a tape, with the collector at its end."""
@@ -107,11 +115,20 @@ class Engine:
                 tape.irregular.update(dict.fromkeys(params, "the forward pass decides by the values of a whole batch"))
         return tape
 
-    def _learn(self, findings: probe.Findings) -> None:
+    def _learn(self, function: LossFunction, params: Mapping[str, Tensor], few: Any) -> None:
+        """Find out on a few examples what rules may serve."""
+        findings = probe.look(function, params, few)
         self.irregular.update(findings.irregular)
         for name, dim in findings.dims.items():
             if self._dims.setdefault(name, dim) != dim:
                 self.irregular[name] = "its layer has the examples now here, now there"
+        if all(name in self.irregular for name in params):
+            return
+        plain = {name: gradient_measure(param, Workspace()) for name, param in params.items()}
+        collector = Collector(plain, nested.count_examples(few))
+        squares = self._shares_by_rules(function, params, collector, few)
+        served = [name for name in params if name not in self.irregular]
+        self.irregular.update(probe.find_disagreements(function, served, few, findings.losses, squares))
 
     def add_by_fallback(
         self, function: LossFunction, measures: Mapping[str, Measure], data: Any, total: Tensor
@@ -126,7 +143,7 @@ class Engine:
             block = slice(start, start + rows)
             gradients = self.gradients(function, names, nested.take(data, block))
             for name in names:
-                total[block] += measures[name].of_entries(gradients.pop(name).flatten(1))
+                total[block] += measures[name].of_entries(flatten_examples(gradients.pop(name)).clone())
 
     def _announce(self, names: list[str]) -> None:
         new = [name for name in names if name not in self._announced]

@@ -21,7 +21,8 @@ class Served:
     name: str
     shape: tuple[int, ...]
     rule: str
-    """What its gradients come from: a kind of layer, or a function of torch's; ``fallback`` for per-example gradients; ``-`` where no gradient reached the parameter."""
+    """The kind of layer or function its gradients come from; ``fallback`` for per-example gradients; ``-`` where
+    no gradient reached the parameter."""
     share: float
     """Of the whole time, in [0, 1]; all fallback parameters share one pass, shown at the first of them."""
     reason: str

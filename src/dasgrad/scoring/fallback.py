@@ -5,7 +5,7 @@ gradients at once, so callers cut batches into pieces of `rows_within_budget` ex
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,27 +79,37 @@ def _by_vmap(function: LossFunction, tensors: dict[str, Tensor], names: Sequence
 
 
 def _by_loop(function: LossFunction, tensors: dict[str, Tensor], names: Sequence[str], data: Any) -> dict[str, Tensor]:
-    params = {name: tensors[name].detach().requires_grad_() for name in names}
     buffers = [name for name, _ in function.named_buffers()]
     rows: list[list[Tensor]] = []
     for i in range(nested.count_examples(data)):
         own = {name: tensors[name].clone() for name in buffers}  # a forward pass may write to them
-
-        def take_gradients(losses: Tensor) -> None:
-            rows.append(_gradients_of(losses[0], list(params.values())))
-
-        function.call({**tensors, **own, **params}, nested.take(data, slice(i, i + 1)), take_gradients)
+        rows.append(gradients_of_one(function, names, nested.take(data, slice(i, i + 1)), {**tensors, **own})[1])
     if not rows:
-        return {name: param.new_zeros((0, *param.shape)) for name, param in params.items()}
-    stacked = (torch.stack(column).detach() for column in zip(*rows, strict=True))
+        return {name: tensors[name].new_zeros((0, *tensors[name].shape)) for name in names}
+    stacked = (torch.stack(column) for column in zip(*rows, strict=True))
     return dict(zip(names, stacked, strict=True))
+
+
+def gradients_of_one(
+    function: LossFunction, names: Sequence[str], example: Any, tensors: Mapping[str, Tensor] | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """The loss of a batch of one and its gradients, by plain autograd."""
+    tensors = function.tensors() if tensors is None else tensors
+    params = {name: tensors[name].detach().requires_grad_() for name in names}
+    found: list[Tensor] = []
+
+    def take_gradients(losses: Tensor) -> None:  # while the model has these parameters: see `LossFunction.call`
+        found.extend(_gradients_of(losses[0], list(params.values())))
+
+    losses = function.call({**tensors, **params}, example, take_gradients)
+    return losses[0].detach(), [gradient.detach() for gradient in found]
 
 
 def _gradients_of(loss: Tensor, params: list[Tensor]) -> list[Tensor]:
     if not loss.requires_grad:
         return [torch.zeros_like(param) for param in params]
     try:
-        return list(torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True))
+        return list(torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True, materialize_grads=True))
     except RuntimeError as error:
         if "use_reentrant" not in str(error):
             raise

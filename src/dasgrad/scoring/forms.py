@@ -49,7 +49,7 @@ class Rows:
     """gᵢ is zero but for a few rows of the parameter: entry e adds ``values(e)`` to row ``indices[e]``."""
 
     owners: Tensor
-    """``[N]`` int64: the example each entry belongs to."""
+    """``[N]`` int64: the example each entry belongs to, in order."""
     indices: Tensor
     """``[N]`` int64: the row it adds to."""
     values: Callable[[slice], Tensor]

@@ -1,6 +1,7 @@
 """Scoring must leave no trace: modes, random states and autograd settings are put back as they were."""
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -64,7 +65,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes a second
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_no_fast_attention())
         for kind in {"cpu", device.type}:
             stack.enter_context(torch.autocast(kind, enabled=False))

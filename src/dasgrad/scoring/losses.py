@@ -63,6 +63,9 @@ class LossFunction(nn.Module):
     def tensors(self) -> dict[str, Tensor]:
         """Detached parameters and copies of the buffers, by the names `call` takes."""
         held = {name: self.cast(param.detach()) for name, param in self.named_parameters()}
+        for path, module in self.named_modules():
+            if getattr(module, "max_norm", None) is not None and f"{path}.weight" in held:
+                held[f"{path}.weight"] = held[f"{path}.weight"].clone()  # looking up rows shortens them in place
         for name, buffer in self.named_buffers():
             held[name] = self.cast(buffer.detach()).clone()
         return held

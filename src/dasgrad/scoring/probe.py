@@ -1,13 +1,15 @@
-"""A look at a few examples before rules are trusted: the first dimension must run over them all the way.
+"""A look at a few examples before rules are trusted: where in each layer's output the examples are, if anywhere.
 
 Rules read row i of a layer's input and output as example i's. That a tensor has B rows does not make it so:
 sequence-first layers, tables of positions and reshaped batches may have B rows by chance. So the gradient of
-each single loss is taken on a few examples: where it reaches another row, the layer's parameters go to the
-fallback. And each loss is compared with the loss of the example alone: where they differ, examples interact,
-and no per-example gradient exists.
+each single loss is taken on a few examples: a dimension along which it reaches another example's row does not
+run over the examples, and a layer that has no other goes to the fallback. And each loss is compared with the
+loss of the example alone: where they differ, examples interact, and no per-example gradient exists. Last, what
+rules make of the few examples is compared with plain autograd.
 """
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +18,9 @@ from torch import Tensor
 
 from dasgrad import nested
 from dasgrad.scoring.calls import Call
+from dasgrad.scoring.fallback import gradients_of_one
 from dasgrad.scoring.losses import LossFunction
-from dasgrad.scoring.tape import Tape
+from dasgrad.scoring.tape import CARRIED, Tape
 
 NUM_PROBED = 3
 
@@ -30,6 +33,7 @@ class Findings:
     """Parameters no rule may serve, with the reason."""
     dims: dict[str, int] = field(default_factory=dict)
     """For the others, the dimension of their layer's output that runs over the examples."""
+    losses: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 def kind_of(data: Any, params: Iterable[str]) -> object:
@@ -38,14 +42,18 @@ def kind_of(data: Any, params: Iterable[str]) -> object:
     return shapes, tuple(params), nested.count_examples(data) > 1
 
 
-def look(function: LossFunction, params: Mapping[str, Tensor], data: Any) -> Findings:
+def few_of(data: Any) -> Any:
+    """`NUM_PROBED` examples, again from the first one where there are not as many."""
+    found = nested.count_examples(data)
+    return nested.take(data, slice(0, NUM_PROBED) if found >= NUM_PROBED else [k % found for k in range(NUM_PROBED)])
+
+
+def look(function: LossFunction, params: Mapping[str, Tensor], few: Any) -> Findings:
     """Where the examples are in the output of each layer, and which parameters' layers have none.
 
     Raises:
         ValueError: when an example's loss depends on the others of its batch.
     """
-    found = nested.count_examples(data)
-    few = nested.take(data, slice(0, NUM_PROBED) if found >= NUM_PROBED else [k % found for k in range(NUM_PROBED)])
     tensors = function.tensors()
     reached: list[tuple[Call, Tensor]] = []
     possible: dict[int, set[int]] = {}
@@ -65,12 +73,15 @@ def look(function: LossFunction, params: Mapping[str, Tensor], data: Any) -> Fin
             "the loss of an example must not depend on the others of its batch, but it changes when the example "
             "is evaluated alone: a normalisation or a loss over the whole batch has no per-example gradients."
         )
-    findings = Findings(dict(tape.irregular))
+    findings = Findings(dict(tape.irregular), losses=losses.detach())
     for call in tape.calls:
         left = possible.get(id(call), set(call.dims))
+        left = {CARRIED} if call.carried and left else left
         for name in call.names:
-            if len(left) == 1:
-                findings.dims[name] = min(left)
+            if len(left) == 1 and findings.dims.setdefault(name, min(left)) not in left:
+                findings.irregular.setdefault(name, "its layers have the examples now here, now there")
+            elif len(left) == 1:
+                continue
             elif name not in findings.irregular:
                 where = "along the first dimension" if not left else "along a dimension that can be told from others"
                 findings.irregular[name] = f"{call.kind} does not have the examples {where}"
@@ -79,8 +90,28 @@ def look(function: LossFunction, params: Mapping[str, Tensor], data: Any) -> Fin
 
 def _reaches_others(gradient: Tensor, example: int, dim: int) -> bool:
     """Whether an example's gradient is not zero in the rows of others."""
-    others = torch.cat([gradient.narrow(dim, 0, example), gradient.narrow(dim, example + 1, NUM_PROBED - example - 1)])
-    return bool((others.nan_to_num() != 0).any())  # 0 · NaN is no evidence
+    others = (gradient.narrow(dim, 0, example), gradient.narrow(dim, example + 1, NUM_PROBED - example - 1))
+    return any(bool((part.nan_to_num() != 0).any()) for part in others)  # 0 · NaN is no evidence
+
+
+def find_disagreements(
+    function: LossFunction, names: Sequence[str], few: Any, losses: Tensor, squares: Mapping[str, Tensor]
+) -> dict[str, str]:
+    """Parameters for which ``squares``, ‖gᵢ‖² as rules have it, is not what plain autograd says, with the reason."""
+    wrong: dict[str, str] = {}
+    if not names:
+        return wrong
+    tolerance = 10 * torch.finfo(losses.dtype).eps ** 0.5
+    for i in range(NUM_PROBED):
+        loss, gradients = gradients_of_one(function, names, nested.take(few, slice(i, i + 1)))
+        exact = [gradient.double().square().sum() for gradient in gradients]
+        if bool((loss - losses[i]).abs() <= tolerance * (1 + loss.abs())):  # else the model is random
+            floor = 0.01 * torch.stack(exact).sum().sqrt()
+            for name, square in zip(names, exact, strict=True):
+                ours = squares[name][i].sqrt() if name in squares else square.new_zeros(())
+                if bool((ours - square.sqrt()).abs() > tolerance * (square.sqrt() + floor)):
+                    wrong[name] = "its rule does not give the gradient that autograd gives"
+    return wrong
 
 
 def agrees_alone(function: LossFunction, data: Any, losses: Tensor) -> bool:
@@ -91,9 +122,15 @@ def agrees_alone(function: LossFunction, data: Any, losses: Tensor) -> bool:
     last = len(losses) - 1
     picked = {i * last // (NUM_PROBED - 1) for i in range(NUM_PROBED)} if last >= 0 else set()
     tolerance = torch.finfo(losses.dtype).eps ** 0.5
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")  # checkpointing would say so
         for i in picked:
-            alone = [function.call(function.tensors(), nested.take(data, slice(i, i + 1)))[0] for _ in range(2)]
+            try:
+                alone = [function.call(function.tensors(), nested.take(data, slice(i, i + 1)))[0] for _ in range(2)]
+            except ValueError as error:
+                if "Expected more than 1 value per channel" in str(error):  # batch norm in training mode
+                    return False
+                raise
             if not torch.equal(alone[0], alone[1]):
                 return True
             scale = 1 + losses[i].abs()

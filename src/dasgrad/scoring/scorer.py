@@ -212,9 +212,10 @@ class ExampleScorer:
         heard = Heard()
         with tape.following(num_examples):
             yield heard
-        self._engine.irregular.update(tape.irregular | collector.irregular)
         total = bases(measures, num_examples)
-        collector.add_to(total, self._engine.irregular)
+        for share in collector.finish().values():
+            total += share
+        self._engine.irregular.update(tape.irregular)
         with untouched(self.model):
             self._engine.add_by_fallback(function, measures, batch.data, total)
         heard.fill(total.clamp_(min=0.0).sqrt().to(self._precise(params)))

@@ -4,10 +4,10 @@ Every layer that has a rule gets hooks for the length of one pass. The hook at i
 of a graph that reaches back to an anchor, so that a backward pass to the anchor brings the gradient at every
 layer's output and nothing else: no gradient of a parameter is computed.
 
-A rule speaks of one call of one layer with parameters of its own. So the tape is a ``TorchFunctionMode`` as well:
-it sees every torch function that is given a parameter, and knows inside which layer's call; functions that have
-a rewrite are computed by it. Whatever does not fit is noted in `irregular` with its reason, and goes to the
-exact fallback.
+A rule speaks of calls of its layer, and of nothing else that is done with a parameter. So the tape is a
+``TorchFunctionMode`` as well: it sees every torch function that is given a parameter, and knows inside which layer's
+call. Functions that have a rewrite are computed by it; tensors without examples are followed to where they meet
+them. Whatever does not fit is noted in `irregular` with its reason, and goes to the exact fallback.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,14 +18,16 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from dasgrad.scoring.calls import Anchored, Call, Layer
+from dasgrad.scoring.carriers import Carrier, of_parameter
 from dasgrad.scoring.forms import Form
-from dasgrad.scoring.rules import Declined, Rewrite, find_rewrite, find_rule, is_rewritten
+from dasgrad.scoring.rules import DeclinedError, Rewrite, find_rewrite, find_rule, is_rewritten
 
 _HOST_READS = {
     Tensor.__bool__,
@@ -53,8 +55,10 @@ _NO_USES = {
     torch.detach,
 }
 """No gradient flows through these to the parameters they are given."""
-_BY_REWRITE = -1
-"""Stands for the layer whose call may use a parameter, where only a rewritten function may."""
+CARRIED = -1
+"""Stands for the dimension of the examples, where a layer is called without them."""
+_BY_REWRITE, _BARE = -1, -2
+"""Stand for the layer that owns a parameter, where only rewritten functions may use it, and where none owns it."""
 
 Shortcut = Callable[[str, Tensor, Tensor, Tensor | None], Tensor | None]
 """From a weight's name, input, weight and bias to a linear layer's output, or None for the ordinary way."""
@@ -97,6 +101,7 @@ class Tape(TorchFunctionMode):
         super().__init__()
         self.irregular: dict[str, str] = {}
         self.calls: list[Call] = []
+        self.repeated: set[str] = set()  # parameters with several uses
         self.reads_values = False
         self.shortcut: Shortcut | None = None
         self._names = {id(tensors[name]): name for name in params}
@@ -110,28 +115,32 @@ class Tape(TorchFunctionMode):
         self._skipped: set[str] = set()
         self._forward = True
         self._rewriting = _Rewriting("", [], False, set())
-        self._owners: dict[str, int] = {}
-        self._layers = self._find_layers(model, params)
+        self._owners: dict[str, set[int]] = {name: set() for name in params}
+        self._carriers: dict[int, Carrier] = {}
+        self._unmet: dict[str, str] = {}
+        self._layers = self._find_layers(model, params, tensors)
 
-    def _find_layers(self, model: nn.Module, params: Mapping[str, Tensor]) -> list[Layer]:
-        """Layers with a rule that own scored parameters; a parameter with no or several owners is irregular."""
+    def _find_layers(
+        self, model: nn.Module, params: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+    ) -> list[Layer]:
+        """Layers with a rule that own scored parameters; one that another module owns is a carrier of itself."""
         names = {id(param): name for name, param in params.items()}
-        owners: dict[str, list[str]] = {name: [] for name in params}
         layers = []
         replaced = bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
-        for path, module in model.named_modules():
+        for module in model.modules():
             held = {key: names[id(p)] for key, p in module._parameters.items() if p is not None and id(p) in names}
             rule = None if replaced else find_rule(module)
             for name in held.values():
-                owners[name].append(path or type(module).__name__)
-                self._owners[name] = _BY_REWRITE if rule is None else id(module)
-                if rule is None and not is_rewritten(module):
-                    self.irregular[name] = f"no rule for {type(module).__name__}"
+                bare = rule is None and not is_rewritten(module)
+                self._owners[name].add(_BARE if bare else _BY_REWRITE if rule is None else id(module))
+                if bare:
+                    self._carry(of_parameter(name, type(module).__name__, tensors[name]))
+                if list(held.values()).count(name) > 1:
+                    self._note([name], f"{type(module).__name__} has it under two names")
             if held and rule is not None:
                 layers.append(Layer(module, rule, held))
-        for name, paths in owners.items():
-            if len(paths) > 1:
-                self.irregular[name] = f"shared by {', '.join(paths)}"
+        mixed = [name for name, owners in self._owners.items() if _BARE in owners and len(owners) > 1]
+        self._note(mixed, "shared by a module without a rule")
         return layers
 
     # --- following a pass -----------------------------------------------------------------------------
@@ -152,6 +161,8 @@ class Tape(TorchFunctionMode):
             self._forward = False
             backward(losses)
             self._note(self._skipped - self._used, "used without gradients, as by reentrant checkpointing")
+            for name, reason in self._unmet.items():
+                self._note([name], reason)
 
         with self.following(num_examples):
             return forward(then)
@@ -171,13 +182,19 @@ class Tape(TorchFunctionMode):
     def bring_gradients(self, losses: Tensor, retain_graph: bool = False) -> None:
         """Hand the gradients of Σ losses to `consume`, call by call; those it does not depend on are left out."""
         assert self._anchor is not None
-        if not losses.requires_grad:
-            return
-        ones = torch.ones_like(losses)
-        if self._skipped:  # reentrant checkpointing refuses to work under autograd.grad
-            losses.backward(ones, retain_graph=retain_graph)
-        else:
-            torch.autograd.grad(losses, self._anchor, ones, retain_graph=retain_graph, allow_unused=True)
+        if losses.requires_grad:
+            # Reentrant checkpointing refuses to work towards given tensors. The engine is called by itself, for
+            # under autograd.grad this mode would not see what checkpointing computes again.
+            towards = () if self._skipped else (self._anchor,)
+            _engine_run_backward(
+                (losses,),
+                (torch.ones_like(losses),),
+                retain_graph,
+                False,
+                towards,
+                allow_unreachable=True,
+                accumulate_grad=bool(self._skipped),
+            )
 
     @property
     def lost(self) -> bool:
@@ -201,11 +218,15 @@ class Tape(TorchFunctionMode):
 
     def _record(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         names = set(layer.names.values())
-        stage = self._stage(names, layer.kind)
-        if stage != "first":
-            recorded = stage == "again" and any(names >= set(call.names) for call in self.calls)
-            return self._lead_to_anchor(output) if recorded else output
         reason, dims = self._fit(layer, args, kwargs, output)
+        if reason is not None and isinstance(output, Tensor) and not output.requires_grad:
+            carrier = layer.carrier(output, self._num_examples, args, kwargs, reason)
+            if carrier is not None:
+                self._carry(carrier)
+                return output
+        stage = self._stage(names, layer.kind)
+        if stage != "record":
+            return self._lead_to_anchor(output) if stage == "again" and reason is None else output
         if reason is not None:
             self._note(names, reason)
             return output
@@ -229,21 +250,24 @@ class Tape(TorchFunctionMode):
             return f"{layer.kind} returned a tensor without the examples along the first dimension", ()
         return None, dims
 
-    def _stage(self, names: set[str], kind: str) -> Literal["first", "again", "other"]:
-        """Whether a use goes on record, is computed again by checkpointing, or is none that counts."""
+    def _stage(self, names: set[str], kind: str) -> Literal["record", "again", "other"]:
+        """Whether a use goes on record, is computed again by checkpointing, or is none that counts.
+
+        Reentrant checkpointing calls layers without gradients, and once more in the backward pass: there they
+        are put on record, if they were not called in any other way.
+        """
         if not torch.is_grad_enabled():
             if self._forward:
-                self._note(names & self._skipped, f"{kind} called more than once")
+                self._note(names & (self._skipped | self._used), f"{kind} called with and without gradients")
                 self._skipped |= names
             return "other"
-        if names.isdisjoint(self._used):
-            self._used |= names
-            return "first"
         if self._forward:
-            self._note(names, f"{kind} called more than once")
-            self._used |= names
-            return "other"
-        return "again"
+            self._note(names & self._skipped, f"{kind} called with and without gradients")
+            self.repeated |= names & self._used
+        elif not names.isdisjoint(self._used):
+            return "again"
+        self._used |= names
+        return "record"
 
     def _put(self, call: Call, output: Tensor) -> Tensor:
         """Put a call on record, and have its output lead to the anchor."""
@@ -284,15 +308,18 @@ class Tape(TorchFunctionMode):
         result = self._by_shortcut(*args, **kwargs) if func is F.linear and self.shortcut is not None else None
         if result is None:
             result = func(*args, **kwargs)
+        met = [self._carriers[id(t)] for t in _tensors_in((args, kwargs)) if id(t) in self._carriers]
+        if met and func not in _NO_USES:
+            result = self._follow_carriers(met, func, args, kwargs, result)
         if not self._forward:
             return result
         if func in _HOST_READS:
             self.reads_values = True
-        here = id(self._stack[-1].module) if self._stack else None
+        here = id(self._stack[-1].module) if self._stack else _BARE
         for name in self._names_in((args, kwargs)):
             if name in self.irregular or func in _NO_USES:
                 continue
-            if self._owners.get(name) != here and any(True for _ in _tensors_in(result)):
+            if self._owners[name].isdisjoint({here, _BARE}) and any(True for _ in _tensors_in(result)):
                 what = getattr(func, "__name__", str(func))
                 self.irregular[name] = f"used outside its layer, by {what}"
         return result
@@ -301,10 +328,51 @@ class Tape(TorchFunctionMode):
         name = self._names.get(id(weight))
         if name is None or name in self.irregular or not self._forward or not self._stack:
             return None
-        if self.shortcut is None or self._owners.get(name) != id(self._stack[-1].module):
+        if self.shortcut is None or id(self._stack[-1].module) not in self._owners[name] or name in self._used:
             return None
         with torch._C.DisableTorchFunction():
             return self.shortcut(name, input, weight, bias) if isinstance(input, Tensor) else None
+
+    def _carry(self, carrier: Carrier) -> None:
+        """Follow a tensor without examples, until it meets them; if it does not, its parameters are irregular."""
+        self._carriers[id(carrier.tensor)] = carrier
+        self._unmet.update(dict.fromkeys(carrier.names, carrier.reason or f"no rule for {carrier.kind}"))
+
+    def _follow_carriers(
+        self, met: list[Carrier], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> Any:
+        met = [carrier for carrier in met if any(name not in self.irregular for name in carrier.names)]
+        if not met or not any(True for _ in _tensors_in(result)) or all(result is each.tensor for each in met):
+            return result
+        carrier, *others = met
+        view = forms = None
+        if not others and isinstance(result, Tensor):
+            forms = carrier.meet(func, args, kwargs, result, self._num_examples)
+            view = carrier.through(func, args, kwargs, result) if forms is None else None
+        if view is not None:
+            self._carriers[id(result)] = view
+        elif forms is None:
+            for each in met:
+                self._note(each.names, each.reason or f"used outside a layer, by {getattr(func, '__name__', func)}")
+        else:
+            return self._meet_examples(carrier, forms, args, result)
+        return result
+
+    def _meet_examples(
+        self, carrier: Carrier, forms: Callable[[Tensor], Sequence[Form | None]], args: tuple[Any, ...], result: Tensor
+    ) -> Tensor:
+        for name in carrier.names:
+            self._unmet.pop(name, None)
+            if self._dims is not None and self._dims.get(name) != CARRIED:
+                self._note([name], f"{carrier.kind} was not called so on the examples looked at first")
+        stage = self._stage(set(carrier.names), carrier.kind)
+        if stage == "other":
+            return result
+        result = result.clone() if result._is_view() else result  # of the parameter itself, maybe
+        if stage == "again":
+            return self._lead_to_anchor(result)
+        leaves = [*carrier.leaves, *(leaf for leaf in args if isinstance(leaf, Tensor))]
+        return self._put(Call(carrier.kind, carrier.names, forms, leaves, carried=True), result)
 
     def _call_rewrite(self, rewrite: Rewrite, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = set(self._names_in((args, kwargs)))
@@ -315,7 +383,7 @@ class Tape(TorchFunctionMode):
         self._rewriting = _Rewriting(kind, list(_tensors_in((args, kwargs))), stage == "again", set())
         try:
             result = rewrite(self, *args, **kwargs)
-        except Declined as declined:
+        except DeclinedError as declined:
             self._note(names, f"{kind} {declined}")
             return func(*args, **kwargs)
         self._note(names - self._rewriting.watched, f"used by {kind} in a way that has no rule")

@@ -22,6 +22,7 @@ Layers that hand their parameters to one large torch function (attention, recurr
 `rewrite` of that function instead.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -48,7 +49,7 @@ class Rule:
     """Whether the first dimensions are alike to the layer, so that examples may run along the second too."""
 
 
-class Declined(Exception):
+class DeclinedError(Exception):
     """Raised by a rewrite, before it has watched anything: the call is not what it is for."""
 
 
@@ -132,7 +133,8 @@ def _known_kind(module: nn.Module, known: Any) -> type[nn.Module] | None:
         return None
     parts = {name for base in kind.__mro__ if base not in nn.Module.__mro__ for name in vars(base)} - _HARMLESS
     methods = [name for name in parts if callable(getattr(kind, name)) and not name.startswith("__")]
-    return kind if all(getattr(own, name) is getattr(kind, name) for name in methods) else None
+    same = (inspect.getattr_static(own, name) is inspect.getattr_static(kind, name) for name in methods)
+    return kind if all(same) else None
 
 
 def flatten_positions(values_B: Tensor) -> Tensor:
@@ -146,10 +148,11 @@ from dasgrad.scoring.rules import (  # noqa: E402 - they register themselves
     embedding,
     linear,
     normalization,
+    recurrent,
 )
 
 __all__ = [
-    "Declined",
+    "DeclinedError",
     "Rule",
     "Watcher",
     "attention",
@@ -162,6 +165,7 @@ __all__ = [
     "is_rewritten",
     "linear",
     "normalization",
+    "recurrent",
     "rewrite",
     "rule",
 ]

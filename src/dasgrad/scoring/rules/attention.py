@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from dasgrad.scoring.forms import Dense, Form, Outer, Slice
-from dasgrad.scoring.rules import Declined, Watcher, rewrite
+from dasgrad.scoring.rules import DeclinedError, Watcher, rewrite
 
 
-@rewrite(F.multi_head_attention_forward, owners=[nn.MultiheadAttention])
+@rewrite(functional.multi_head_attention_forward, owners=[nn.MultiheadAttention])
 def multi_head_attention(
     watcher: Watcher,
     query: Tensor,
@@ -47,11 +47,11 @@ def multi_head_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Query ``[T, B, E]``, key and value ``[S, B, ·]`` -> output ``[T, B, E]`` and weights ``[B, T, S]``."""
     if query.dim() != 3:
-        raise Declined("called on a single sequence")
+        raise DeclinedError("called on a single sequence")
     if bias_k is not None or bias_v is not None or static_k is not None or static_v is not None or add_zero_attn:
-        raise Declined("with extra keys or values has no rule")
+        raise DeclinedError("with extra keys or values has no rule")
     if (training and dropout_p) or (is_causal and attn_mask is None):
-        raise Declined("called in a way that has no rule")
+        raise DeclinedError("called in a way that has no rule")
     inputs = _examples_first(query, key, value)
     if use_separate_proj_weight:
         weights = (q_proj_weight, k_proj_weight, v_proj_weight)
@@ -67,7 +67,7 @@ def multi_head_attention(
         output = attention @ v
         attention = attention.mean(dim=1) if average_attn_weights else attention
     else:
-        output = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal)
+        output = functional.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal)
     output = output.transpose(1, 2).flatten(2)
     return _project(watcher, output, out_proj_weight, out_proj_bias).transpose(0, 1), attention
 
@@ -128,7 +128,7 @@ def _project(
             sums if bias_rows is None else Slice(bias_rows, sums),
         ]
 
-    return watcher.watch(F.linear(x, used, added), [weight, bias], forms)
+    return watcher.watch(functional.linear(x, used, added), [weight, bias], forms)
 
 
 def _merged_mask(

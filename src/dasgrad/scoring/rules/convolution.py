@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from dasgrad.scoring.forms import Dense, Form, Outer
@@ -31,7 +31,7 @@ def convolution(module: _ConvNd, input: Tensor, *, grad: Tensor) -> Mapping[str,
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
 
     def patches(rows: slice) -> Tensor:
-        padded = F.pad(input[rows], padding, mode=mode) if any(padding) else input[rows]
+        padded = functional.pad(input[rows], padding, mode=mode) if any(padding) else input[rows]
         return gather_patches(padded, module.kernel_size, module.stride, module.dilation, grad.shape[2:])
 
     return {
@@ -45,10 +45,11 @@ def transposed_convolution(
     module: _ConvTransposeNd, input: Tensor, output_size: Any = None, *, grad: Tensor
 ) -> Mapping[str, Form]:
     """Weight ``[k, o/G, *kernel]`` and bias ``[o]``."""
-    padding = [width for width in reversed(module.padding) for _ in range(2)]
+    widths: Sequence[int] = module.padding  # type: ignore[assignment] # never 'same' or 'valid' here
+    padding = [width for width in reversed(widths) for _ in range(2)]
 
     def patches(rows: slice) -> Tensor:
-        padded = F.pad(grad[rows], padding) if any(padding) else grad[rows]
+        padded = functional.pad(grad[rows], padding) if any(padding) else grad[rows]
         return gather_patches(padded, module.kernel_size, module.stride, module.dilation, input.shape[2:])
 
     return {

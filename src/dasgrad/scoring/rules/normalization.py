@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -28,8 +28,8 @@ def last_dimensions(module: Any, input: Tensor, *, grad: Tensor) -> Mapping[str,
 
     def normalised(rows: slice) -> Tensor:
         if isinstance(module, nn.RMSNorm):
-            return F.rms_norm(input[rows], shape, None, module.eps)
-        return F.layer_norm(input[rows], shape, None, None, module.eps)
+            return functional.rms_norm(input[rows], shape, None, module.eps)
+        return functional.layer_norm(input[rows], shape, None, None, module.eps)
 
     positions = tuple(range(1, input.dim() - len(shape)))
     return _scale_and_shift(grad, normalised, positions)
@@ -46,7 +46,7 @@ def group_norm(module: nn.GroupNorm, input: Tensor, *, grad: Tensor) -> Mapping[
     """Over groups of channels, weight and bias ``[channels]``; inputs ``[B, channels, *spatial]``."""
 
     def normalised(rows: slice) -> Tensor:
-        return F.group_norm(input[rows], module.num_groups, None, None, module.eps)
+        return functional.group_norm(input[rows], module.num_groups, None, None, module.eps)
 
     return _scale_and_shift(grad, normalised, tuple(range(2, input.dim())))
 
@@ -65,7 +65,7 @@ def batch_norm(module: _BatchNorm, input: Tensor, *, grad: Tensor) -> Mapping[st
     mean, variance = module.running_mean, module.running_var
 
     def normalised(rows: slice) -> Tensor:
-        return F.batch_norm(input[rows], mean.to(input.dtype), variance.to(input.dtype), eps=module.eps)
+        return functional.batch_norm(input[rows], mean.to(input.dtype), variance.to(input.dtype), eps=module.eps)
 
     return _scale_and_shift(grad, normalised, tuple(range(2, input.dim())))
 
@@ -78,8 +78,8 @@ def instance_norm(module: _InstanceNorm, input: Tensor, *, grad: Tensor) -> Mapp
 
     def normalised(rows: slice) -> Tensor:
         if own or mean is None or variance is None:
-            return F.instance_norm(input[rows], eps=module.eps)
-        return F.batch_norm(input[rows], mean.to(input.dtype), variance.to(input.dtype), eps=module.eps)
+            return functional.instance_norm(input[rows], eps=module.eps)
+        return functional.batch_norm(input[rows], mean.to(input.dtype), variance.to(input.dtype), eps=module.eps)
 
     return _scale_and_shift(grad, normalised, tuple(range(2, input.dim())))
 
