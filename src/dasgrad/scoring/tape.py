@@ -19,7 +19,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
-from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
@@ -305,7 +304,9 @@ class Tape(TorchFunctionMode):
         rewrite = find_rewrite(func)
         if rewrite is not None:
             return self._call_rewrite(rewrite, func, args, kwargs)
-        result = self._by_shortcut(*args, **kwargs) if func is F.linear and self.shortcut is not None else None
+        result = (
+            self._by_shortcut(*args, **kwargs) if func is nn.functional.linear and self.shortcut is not None else None
+        )
         if result is None:
             result = func(*args, **kwargs)
         met = [self._carriers[id(t)] for t in _tensors_in((args, kwargs)) if id(t) in self._carriers]
