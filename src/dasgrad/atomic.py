@@ -32,7 +32,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(path)
+    remove_abandoned(path)
     with ExitStack() as failed:
         temporary, file = _open_temporary(path)
         failed.callback(temporary.unlink, missing_ok=True)
@@ -62,7 +62,8 @@ def _open_temporary(path: Path) -> tuple[Path, IO[bytes]]:
         file.close()  # another writer found it in the instant before it was locked, and removes it
 
 
-def _remove_abandoned(path: Path) -> None:
+def remove_abandoned(path: Path) -> None:
+    """Remove what writers of ``path`` that were killed have left beside it."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
     for temporary in path.parent.iterdir():
         if pattern.fullmatch(temporary.name):

@@ -11,6 +11,7 @@ import torch
 
 import dasgrad
 from dasgrad.experiments import EXPERIMENTS, Experiment, Settings, find_experiment
+from dasgrad.experiments.datasets.command import add_data_parser, run_data_command
 
 EXTRA = ("matplotlib", "pyarrow", "sklearn", "tqdm")
 INSTALL = 'pip install "dasgrad[experiments]"'
@@ -19,6 +20,7 @@ examples:
   dasgrad run digits                          the default: a table and a figure under runs/digits
   dasgrad run digits --seeds 5 --steps 300    quicker
   dasgrad run digits --refresh 50 --out old   how much do older scores cost?
+  dasgrad data list                           the data sets, and which of them are here
 
 Finished runs are kept: the same command again goes on after an interruption, and repeats nothing."""
 
@@ -32,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser, run_parser = build_parsers()
     options = parser.parse_args(arguments)
+    if options.command == "data":
+        return run_data_command(options)
     missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
     if missing:
         print(f"dasgrad run needs {', '.join(missing)}: {INSTALL}", file=sys.stderr)
@@ -91,6 +95,7 @@ def build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     run.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="default: %(default)s")
     run.add_argument("--device", type=_device, default="cpu", metavar="DEVICE", help="cpu or cuda; default: cpu")
     run.add_argument("--processes", type=whole, metavar="N", help="runs at a time; default: one per core")
+    add_data_parser(commands)
     return parser, run
 
 

@@ -8,8 +8,12 @@ Progress = bool | Callable[[int, int], None]
 
 
 @contextmanager
-def show_progress(progress: Progress, total: int, label: str) -> Iterator[Callable[[int], None]]:
+def show_progress(
+    progress: Progress, total: int, label: str, *, unit: str = "ex", done: int = 0
+) -> Iterator[Callable[[int], None]]:
     """Yield a function to be called with the number of examples just done.
+
+    ``unit`` is what is counted; ``"B"``, bytes, are shown as kB, MB and so on. ``done`` of them were done before.
 
     Raises:
         ImportError: when a bar is asked for and tqdm is not installed; the message has the command.
@@ -23,10 +27,12 @@ def show_progress(progress: Progress, total: int, label: str) -> Iterator[Callab
             raise ImportError(
                 '`progress=True` needs tqdm: pip install tqdm, or pip install "dasgrad[experiments]".'
             ) from error
-        with tqdm(total=total, desc=label, unit="ex", dynamic_ncols=True) as bar:
+        options = {"unit": unit, "initial": done, "dynamic_ncols": True}
+        if unit == "B":
+            options |= {"unit_scale": True, "delay": 0.2}  # no bar for what ends before it has begun
+        with tqdm(total=total, desc=label, **options) as bar:
             yield lambda count: bar.update(count) and None
     elif callable(progress):
-        done = 0
 
         def advance(count: int) -> None:
             nonlocal done
