@@ -88,17 +88,17 @@ class Measure:
             return [form.left(slice(None)).square().mul_(form.squares).sum(1)]
         first = form.left(slice(0, 1))
         if first.dim() == 2:
-            formed = self.of_outer_products(first, form.right(slice(0, 1))) is None
+            formed = self.of_outer_products(*_factors(form, slice(0, 1))) is None
             elements = self.shape.numel() if formed else width + self.shape[0]
             shares = []
             for rows in self._blocks(num_examples, elements):
-                left, right = form.left(rows), form.right(rows)
+                left, right = _factors(form, rows)
                 share = self.of_outer_products(left, right)
                 shares.append(self._of_sums(left.unsqueeze(1), right.unsqueeze(1), form) if share is None else share)
             return shares
         positions = first.shape[2 if form.transposed else 1]
         elements = self.shape.numel() + positions * (self.shape[0] + width * form.num_groups)
-        return [self._of_sums(form.left(rows), form.right(rows), form) for rows in self._blocks(num_examples, elements)]
+        return [self._of_sums(*_factors(form, rows), form) for rows in self._blocks(num_examples, elements)]
 
     def _of_sums(self, left: Tensor, right: Tensor, form: Outer) -> Tensor:
         """The per-example gradients Σ_t left rightᵀ, formed in a buffer, measured."""
@@ -326,6 +326,12 @@ def step_measure(
     slope = view.sign * moments.newest_share(view.ahead)
     cross = inverse * offset * (2 * slope)
     return QuadraticMeasure(param.shape, param.device, workspace, inverse * slope**2, cross, inverse * offset.square())
+
+
+def _factors(form: Outer, rows: slice) -> tuple[Tensor, Tensor]:
+    """Both in the type of the output's gradient: under autocast a layer casts its input so, too."""
+    left = form.left(rows)
+    return left, form.right(rows).to(left.dtype)
 
 
 def _precise(values: Tensor) -> Tensor:
