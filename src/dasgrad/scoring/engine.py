@@ -64,11 +64,15 @@ class Engine:
         self.add_by_fallback(function, measures, data, total)
         return total.clamp_(min=0.0), collector
 
+    def knows(self, params: Mapping[str, Tensor], data: Any) -> bool:
+        """Whether examples of this kind were looked at."""
+        return probe.kind_of(data, params) in self._probed
+
     def look(self, function: LossFunction, params: Mapping[str, Tensor], data: Any) -> None:
         """Look at a few examples of each kind of data before rules are trusted."""
-        if (kind := probe.kind_of(data, params)) not in self._probed:
+        if not self.knows(params, data):
             self._learn(function, params, probe.few_of(data))
-            self._probed.add(kind)
+            self._probed.add(probe.kind_of(data, params))
 
     def tape(
         self, model: nn.Module, params: Mapping[str, Tensor], tensors: Mapping[str, Tensor], collector: Collector

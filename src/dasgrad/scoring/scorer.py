@@ -203,8 +203,10 @@ class ExampleScorer:
         params = self._scored_parameters()
         measures = self._measures(params)
         function = LossFunction(self.model, self._losses, self._dtype)
-        with untouched(self._announced_model()):
-            self._engine.look(function, params, nested.map_leaves(function.cast, batch.data))
+        data = nested.map_leaves(function.cast, batch.data)
+        if not self._engine.knows(params, data):
+            with untouched(self._announced_model()):
+                self._engine.look(function, params, data)
         num_examples = len(batch.weights)
         factors = batch.weights.to(device_of(self.model)) * (scale / max(1, num_examples))
         collector = Collector(measures, num_examples, factors)
@@ -216,8 +218,9 @@ class ExampleScorer:
         for share in collector.finish().values():
             total += share
         self._engine.irregular.update(tape.irregular)
-        with untouched(self.model):
-            self._engine.add_by_fallback(function, measures, batch.data, total)
+        if self._engine.irregular:
+            with untouched(self.model):
+                self._engine.add_by_fallback(function, measures, data, total)
         heard.fill(total.clamp_(min=0.0).sqrt().to(self._precise(params)))
 
     def explain(self, data: Any, targets: Any = None) -> Explanation:
