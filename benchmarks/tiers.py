@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import dasgrad
+from benchmarks.parts.problems import cifar_cnn
 from benchmarks.parts.report import Row
 from dasgrad.experiments import datasets
 
-FLOOR, BATCH_SIZE, CHUNK_SIZE, SEED = 0.2, 32, 1024, 0
+FLOOR, BATCH_SIZE, CHUNK_SIZE, SEED = 0.2, 32, 256, 0
+NUM_EXAMPLES = 4_000  # of the larger data sets
 
 TIERS: Mapping[str, Mapping[str, Any]] = {
     "frozen": {"preconditioner": "frozen"},
@@ -52,7 +54,25 @@ class Problem:
 
 def digits() -> tuple[Tensor, Tensor]:
     """Inputs ``[1437, 64]`` and targets."""
-    return datasets.load_digits().train
+    return _dense(datasets.load_digits())
+
+
+def mnist() -> tuple[Tensor, Tensor]:
+    """The first images, ``[n, 784]``, and targets."""
+    inputs, targets = _dense(datasets.load_mnist())
+    return inputs[:NUM_EXAMPLES], targets[:NUM_EXAMPLES]
+
+
+def cifar10() -> tuple[Tensor, Tensor]:
+    """The first images, ``[n, 3, 32, 32]``, and targets."""
+    inputs, targets = _dense(datasets.load_cifar10())
+    return inputs[:NUM_EXAMPLES].clone(), targets[:NUM_EXAMPLES].clone()
+
+
+def _dense(split: datasets.Split) -> tuple[Tensor, Tensor]:
+    inputs, targets = split.train
+    assert isinstance(inputs, Tensor)
+    return inputs, targets
 
 
 def digits_cnn() -> nn.Module:
@@ -79,7 +99,15 @@ PROBLEMS = (
         num_steps=2_000,
     ),
     Problem("digits, CNN", digits, digits_cnn, lr=1e-3, num_steps=2_000),
-    # Larger data sets join here, one line each, once `dasgrad.experiments.datasets` loads them.
+    Problem("MNIST, logistic regression", mnist, lambda: nn.Linear(784, 10), lr=1e-3, num_steps=2_000),
+    Problem(
+        "MNIST, MLP 784-256-128-10",
+        mnist,
+        lambda: nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)),
+        lr=1e-3,
+        num_steps=1_000,
+    ),
+    Problem("CIFAR-10, CNN of the paper", cifar10, cifar_cnn, lr=5e-4, num_steps=600),
 )
 
 
@@ -145,19 +173,24 @@ def probabilities_of(scores: Tensor) -> Tensor:
     return sampler.probabilities
 
 
-def run() -> list[Row]:
-    """One row a problem, metric, time and tier."""
-    torch.set_num_threads(1)
+def run(*names: str) -> list[Row]:
+    """One row a problem, metric, time and tier, of the data sets named, by default all."""
     rows = []
     for problem in PROBLEMS:
+        if names and problem.name.split(",")[0].lower() not in names:
+            continue
         data = problem.load()
         num_examples = len(data[1])
         for when, model, optimizer in train(problem, data):
             found = {"uniform": torch.full((num_examples,), 1.0 / num_examples, dtype=torch.float64)}
             linear = {p for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
             for name, options in TIERS.items():
-                if name != "linear layers" or linear != set(model.parameters()):
+                if name == "linear layers" and linear == set(model.parameters()):
+                    continue
+                try:
                     found[name] = probabilities_of(score(model, optimizer, data, **options))
+                except NotImplementedError as error:  # torch has no such kernel
+                    print(f"{problem.name}: no {name} ({error})")
             for metric, options in (("H", TIERS["frozen"]), ("1", TIERS["gradient"])):
                 norms = score(model, optimizer, data, **options, dtype=torch.float64)
                 mean = squared_mean(model, optimizer, data, in_metric=metric == "H")

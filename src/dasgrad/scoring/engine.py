@@ -70,9 +70,17 @@ class Engine:
 
     def look(self, function: LossFunction, params: Mapping[str, Tensor], data: Any) -> None:
         """Look at a few examples of each kind of data before rules are trusted."""
-        if not self.knows(params, data):
-            self._learn(function, params, probe.few_of(data))
-            self._probed.add(probe.kind_of(data, params))
+        if self.knows(params, data):
+            return
+        few = probe.few_of(data)
+        precise = function.precise()
+        try:
+            self._learn(precise, params, nested.map_leaves(precise.cast, few))
+        except (RuntimeError, TypeError):  # the model's own fault, or it does not run in that precision
+            if precise is function:
+                raise
+            self._learn(function, params, few)
+        self._probed.add(probe.kind_of(data, params))
 
     def tape(
         self, model: nn.Module, params: Mapping[str, Tensor], tensors: Mapping[str, Tensor], collector: Collector

@@ -12,6 +12,10 @@ Losses = Callable[[Any, Any], Tensor]
 """``losses(model, data) -> [B]``."""
 
 
+LARGEST_COPY = 2**27
+"""Parameters up to which a model is copied to float64 for a check: 1 GiB."""
+
+
 class LossShapeError(ValueError):
     """The loss is not one value per example."""
 
@@ -53,6 +57,12 @@ class LossFunction(nn.Module):
         if then is not None:
             then(values)
         return values
+
+    def precise(self) -> "LossFunction":
+        """The same in float64, where gradients can be compared; itself for a model too large to be copied so."""
+        if self.dtype == torch.float64 or sum(param.numel() for param in self.parameters()) > LARGEST_COPY:
+            return self
+        return LossFunction(self.model, self.losses, torch.float64)
 
     def cast(self, tensor: Any) -> Any:
         """A floating tensor in the scorer's dtype, another one as it is; both fit for autograd, and no part of it."""
