@@ -224,7 +224,8 @@ WRAPPERS = {
 def test_wrappers_are_looked_through(wrapper, score):
     inputs, targets = problems.classification()
     model = problems.network()
-    wrapped = WRAPPERS[wrapper](model)
+    wrapped = WRAPPERS[wrapper](model)  # data parallel moves the model where a GPU is
+    inputs, targets = (part.to(next(model.parameters()).device) for part in (inputs, targets))
     optimizer = dasgrad.DASGrad(wrapped.parameters())
     scorer = dasgrad.ExampleScorer(wrapped, problems.cross_entropy, optimizer, score=score)
     plain = dasgrad.ExampleScorer(model, problems.cross_entropy, optimizer, score=score)

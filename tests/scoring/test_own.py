@@ -136,6 +136,9 @@ def test_linear_layers_are_read_once(sizes, tf32, monkeypatch):
     bias, quadratic = torch.randn(outputs, device="cuda"), torch.rand(outputs, inputs, device="cuda")
     for offset in (bias, None):
         y, squares = kernels.linear_with_squares(x, weight, offset, quadratic)
+        alone, nothing = kernels.linear_with_squares(x, weight, offset, None)
+        assert nothing is None
+        torch.testing.assert_close(alone, y, rtol=1e-5, atol=1e-5)
         expected = x.double() @ weight.double().t() + (0 if offset is None else offset.double())
         rtol = 1e-2 if tf32 else 1e-5
         torch.testing.assert_close(y.double(), expected, rtol=rtol, atol=rtol * inputs**0.5)

@@ -62,7 +62,9 @@ class Engine:
         if any(name not in self.irregular for name in params):
             self._add_by_rules(function, params, collector, data, total)
         self.add_by_fallback(function, measures, data, total)
-        return total.clamp_(min=0.0), collector
+        if any(measure.base() is not None for measure in measures.values()):
+            total.clamp_(min=0.0)  # rounding, where a quadratic with momentum all but vanishes
+        return total, collector
 
     def knows(self, params: Mapping[str, Tensor], data: Any) -> bool:
         """Whether examples of this kind were looked at."""

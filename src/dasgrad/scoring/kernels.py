@@ -30,18 +30,24 @@ def available(tensor: Tensor) -> bool:
     return triton is not None and tensor.is_cuda and tensor.dtype == torch.float32
 
 
-def linear_with_squares(x: Tensor, weight: Tensor, bias: Tensor | None, quadratic: Tensor) -> tuple[Tensor, Tensor]:
-    """``[B, k], [o, k], [o], [o, k] -> [B, o], [B, o]``: x Wᵀ + b and x² Qᵀ, in float32 unless tf32 is allowed."""
+def linear_with_squares(
+    x: Tensor, weight: Tensor, bias: Tensor | None, quadratic: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """``[B, k], [o, k], [o], [o, k] -> [B, o], [B, o]``: x Wᵀ + b and x² Qᵀ, in float32 unless tf32 is allowed.
+
+    Without Q the output alone.
+    """
     num_rows, num_inputs, num_outputs = x.shape[0], x.shape[1], weight.shape[0]
-    x, weight, quadratic = x.contiguous(), weight.contiguous(), quadratic.contiguous()
+    x, weight = x.contiguous(), weight.contiguous()
     y = torch.empty(num_rows, num_outputs, device=x.device, dtype=torch.float32)
-    s = torch.empty_like(y)
+    s = None if quadratic is None else torch.empty_like(y)
     outputs = max(16, triton.next_power_of_2(num_outputs))
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
     rows, inputs = 64, 64 if precision == "tf32" else 32
     bodies.linear_with_squares[(triton.cdiv(num_rows, rows),)](
-        x, weight, quadratic, weight if bias is None else bias.contiguous(), y, s, num_rows, num_inputs, num_outputs,
-        ROWS=rows, INPUTS=inputs, OUTPUTS=outputs, BIAS=bias is not None, PRECISION=precision,
+        x, weight, weight if quadratic is None else quadratic.contiguous(),
+        weight if bias is None else bias.contiguous(), y, y if s is None else s, num_rows, num_inputs, num_outputs,
+        ROWS=rows, INPUTS=inputs, OUTPUTS=outputs, BIAS=bias is not None, SQUARES=s is not None, PRECISION=precision,
         num_warps=4, num_stages=4,
     )  # fmt: skip
     return y, s

@@ -65,7 +65,7 @@ class Measure:
     # --- from forms -----------------------------------------------------------------------------------
 
     def __call__(self, form: Form, num_examples: int) -> Tensor:
-        """Σₖ fₖ(gᵢₖ) − fₖ(0) for all examples of a chunk, ``[B]`` float64."""
+        """Σₖ fₖ(gᵢₖ) − fₖ(0) for all examples of a chunk, ``[B]`` in at least float32."""
         if isinstance(form, Slice):
             return self.select(form.rows)(form.form, num_examples)
         if isinstance(form, Rows):
@@ -80,7 +80,7 @@ class Measure:
             ]
         else:
             shares = self._of_outer(form, num_examples)
-        return (shares[0] if len(shares) == 1 else torch.cat(shares)).double()
+        return shares[0] if len(shares) == 1 else torch.cat(shares)
 
     def _of_outer(self, form: Outer, num_examples: int) -> list[Tensor]:
         width = self.shape.numel() // max(1, self.shape[0])
@@ -138,8 +138,8 @@ class Measure:
 
 
 def _owned(gradients: Tensor) -> Tensor:
-    """A tensor that may be overwritten: forms may hand out views of what they still need."""
-    return gradients.clone()
+    """A tensor that may be overwritten: forms may hand out views of what they still need. Kernels only read."""
+    return gradients if kernels.available(gradients) else gradients.clone()
 
 
 class QuadraticMeasure(Measure):

@@ -47,7 +47,10 @@ def read_terms(view: Preconditioning, momentum: bool, dtype: torch.dtype) -> Own
     assert isinstance(moments, BuiltinMoments)
     state = {key: view.state[key].to(dtype) for key in moments.keys}
     floor, past, gain = moments.second_moment(state, hyper)
-    correction = float(moments.corrections(hyper)[1]) if hyper.bias_correction else 1.0
+    correction = 1.0
+    if hyper.bias_correction:
+        correction = float(moments.corrections(hyper)[1])
+        floor, past = (floor / correction, past / correction) if floor is not past else (floor / correction,) * 2
     offset = decay = None
     if momentum:
         nothing = torch.zeros_like(param, dtype=dtype)
@@ -59,8 +62,8 @@ def read_terms(view: Preconditioning, momentum: bool, dtype: torch.dtype) -> Own
         return part.to(device=param.device, dtype=dtype).expand(param.shape).contiguous()
 
     return OwnTerms(
-        floor=laid_out(floor / correction),
-        past=laid_out(past / correction),
+        floor=laid_out(floor),
+        past=laid_out(past),
         decay=None if decay is None else laid_out(decay),
         offset=None if offset is None else laid_out(offset),
         gain=gain / correction,

@@ -30,12 +30,13 @@ class LinearShortcut:
         if x.dim() != 2 or x.requires_grad or x.dtype != weight.dtype or torch.is_autocast_enabled(x.device.type):
             return None
         quadratic = self._measures[name].quadratic()
-        if quadratic is None:
-            return None
-        if native.supports(x) and len(weight) <= native.FEW_OUTPUTS:
-            output, self.squares[name] = native.linear_with_squares(x, weight, bias, quadratic)
+        squares: Tensor | None
+        if native.supports(x) and len(weight) <= native.FEW_OUTPUTS and quadratic is not None:
+            output, squares = native.linear_with_squares(x, weight, bias, quadratic)
         elif kernels.available(x) and len(weight) <= kernels.MOST_OUTPUTS:
-            output, self.squares[name] = kernels.linear_with_squares(x, weight, bias, quadratic)
+            output, squares = kernels.linear_with_squares(x, weight, bias, quadratic)
         else:
             return None
+        if squares is not None:
+            self.squares[name] = squares
         return output

@@ -11,7 +11,8 @@ import triton.language as tl
 @triton.jit
 def linear_with_squares(
     x_ptr, w_ptr, q_ptr, bias_ptr, y_ptr, s_ptr, num_rows, num_inputs, num_outputs,
-    ROWS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, SQUARES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, INPUTS)
@@ -24,15 +25,17 @@ def linear_with_squares(
         x = tl.load(x_ptr + rows[:, None].to(tl.int64) * num_inputs + at[None, :], mask=x_mask, other=0.0)
         w_mask = (outputs[None, :] < num_outputs) & (at[:, None] < num_inputs)
         w = tl.load(w_ptr + outputs[None, :] * num_inputs + at[:, None], mask=w_mask, other=0.0)
-        q = tl.load(q_ptr + outputs[None, :] * num_inputs + at[:, None], mask=w_mask, other=0.0)
         y = tl.dot(x, w, y, input_precision=PRECISION)
-        s = tl.dot(x * x, q, s, input_precision=PRECISION)
+        if SQUARES:
+            q = tl.load(q_ptr + outputs[None, :] * num_inputs + at[:, None], mask=w_mask, other=0.0)
+            s = tl.dot(x * x, q, s, input_precision=PRECISION)
     if BIAS:
         y += tl.load(bias_ptr + outputs, mask=outputs < num_outputs, other=0.0)[None, :]
     mask = (rows[:, None] < num_rows) & (outputs[None, :] < num_outputs)
     offsets = rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
     tl.store(y_ptr + offsets, y, mask=mask)
-    tl.store(s_ptr + offsets, s, mask=mask)
+    if SQUARES:
+        tl.store(s_ptr + offsets, s, mask=mask)
 
 
 @triton.jit
