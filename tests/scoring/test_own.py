@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import helpers
@@ -67,6 +67,8 @@ VIEWS = st.fixed_dictionaries(
 def test_every_way_equals_the_general_formula(device, dtype, compiled, options, momentum, sizes, seed):
     if compiled and device == "cpu" and not native.supports(torch.zeros(1)):
         pytest.skip("built without the compiled core")
+    # −g + κθ may all but cancel, and without eps the quotient then has no bound: nothing to compare in float32.
+    assume(dtype == torch.float64 or options["eps"] > 0 or options["decay"] == 0)
     num, rows, columns = sizes
     generator = torch.Generator().manual_seed(seed)
     left = torch.randn(num, rows, generator=generator, dtype=torch.float64)

@@ -43,12 +43,14 @@ def linear_with_squares(
     s = None if quadratic is None else torch.empty_like(y)
     outputs = max(16, triton.next_power_of_2(num_outputs))
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
-    rows, inputs = 64, 64 if precision == "tf32" else 32
+    rows, inputs, warps, stages = (64, 32, 4, 4) if precision == "tf32x3" else (64, 64, 4, 4)
+    if s is None:
+        rows, inputs, warps, stages = 128, 64, 8, 3
     bodies.linear_with_squares[(triton.cdiv(num_rows, rows),)](
         x, weight, weight if quadratic is None else quadratic.contiguous(),
         weight if bias is None else bias.contiguous(), y, y if s is None else s, num_rows, num_inputs, num_outputs,
         ROWS=rows, INPUTS=inputs, OUTPUTS=outputs, BIAS=bias is not None, SQUARES=s is not None, PRECISION=precision,
-        num_warps=4, num_stages=4,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y, s
 
@@ -58,12 +60,12 @@ def own_outer_products(left: Tensor, right: Tensor, arrays: Arrays, coefficients
     left, right = left.contiguous(), right.contiguous()
     floor, past, decay, offset = arrays
     out = torch.empty(len(left), device=left.device, dtype=torch.float32)
-    rows = 16
+    rows, num_outputs = 16, left.shape[1]
     bodies.own_outer_products[(triton.cdiv(len(left), rows),)](
         left, right, floor, past, past if decay is None else decay, past if offset is None else offset, out,
-        *coefficients, len(left), left.shape[1], right.shape[1],
-        ROWS=rows, INPUTS=64, DECAY=decay is not None, MOMENTUM=offset is not None,
-        GUARD=coefficients[3] == 0, num_warps=4,
+        *coefficients, len(left), num_outputs, right.shape[1],
+        ROWS=rows, INPUTS=64, UNROLLED=num_outputs if num_outputs <= 16 else 0, DECAY=decay is not None,
+        MOMENTUM=offset is not None, GUARD=coefficients[3] == 0, num_warps=4,
     )  # fmt: skip
     return out
 

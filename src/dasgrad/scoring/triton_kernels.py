@@ -69,35 +69,63 @@ def _own_share(
 
 
 @triton.jit
+def _own_output(
+    output, left_ptr, rows, row_mask, x, x_squares, at, inside, floor_ptr, past_ptr, decay_ptr, offset_ptr,
+    gain, slope, sign, eps, num_outputs, num_inputs,
+    DECAY: tl.constexpr, MOMENTUM: tl.constexpr, GUARD: tl.constexpr,
+):  # fmt: skip
+    entry = output * num_inputs + at
+    left = tl.load(left_ptr + rows.to(tl.int64) * num_outputs + output, mask=row_mask, other=0.0)
+    floor = tl.load(floor_ptr + entry, mask=inside, other=1.0)[None, :]
+    past = tl.load(past_ptr + entry, mask=inside, other=1.0)[None, :]
+    if DECAY or MOMENTUM:
+        decay = tl.zeros_like(past)
+        offset = tl.zeros_like(past)
+        if DECAY:
+            decay = tl.load(decay_ptr + entry, mask=inside, other=0.0)[None, :]
+        if MOMENTUM:
+            offset = tl.load(offset_ptr + entry, mask=inside, other=0.0)[None, :]
+        share = _own_share(
+            left[:, None] * x, floor, past, decay, offset, gain, slope, sign, eps, DECAY, MOMENTUM, GUARD
+        )
+    else:
+        square = (left * left)[:, None] * x_squares
+        share = square * _reciprocal(_root(tl.maximum(floor, past + gain * square)) + eps)
+        if GUARD:  # eps = 0: 0/0 := 0
+            share = tl.where(square == 0.0, 0.0, share)
+    return share
+
+
+@triton.jit
 def own_outer_products(
     left_ptr, right_ptr, floor_ptr, past_ptr, decay_ptr, offset_ptr, out_ptr,
     gain, slope, sign, eps, num_rows, num_outputs, num_inputs,
-    ROWS: tl.constexpr, INPUTS: tl.constexpr, DECAY: tl.constexpr, MOMENTUM: tl.constexpr, GUARD: tl.constexpr,
+    ROWS: tl.constexpr, INPUTS: tl.constexpr, UNROLLED: tl.constexpr,
+    DECAY: tl.constexpr, MOMENTUM: tl.constexpr, GUARD: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_mask = rows < num_rows
     columns = tl.arange(0, INPUTS)
     total = tl.zeros((ROWS, INPUTS), dtype=tl.float32)
     for start in range(0, num_inputs, INPUTS):
         at = start + columns
         inside = at < num_inputs
-        mask = (rows[:, None] < num_rows) & inside[None, :]
+        mask = row_mask[:, None] & inside[None, :]
         x = tl.load(right_ptr + rows[:, None].to(tl.int64) * num_inputs + at[None, :], mask=mask, other=0.0)
-        for output in range(num_outputs):
-            entry = output * num_inputs + at
-            left = tl.load(left_ptr + rows.to(tl.int64) * num_outputs + output, mask=rows < num_rows, other=0.0)
-            floor = tl.load(floor_ptr + entry, mask=inside, other=1.0)
-            past = tl.load(past_ptr + entry, mask=inside, other=1.0)
-            decay = tl.zeros_like(past)
-            offset = tl.zeros_like(past)
-            if DECAY:
-                decay = tl.load(decay_ptr + entry, mask=inside, other=0.0)
-            if MOMENTUM:
-                offset = tl.load(offset_ptr + entry, mask=inside, other=0.0)
-            total += _own_share(
-                left[:, None] * x, floor[None, :], past[None, :], decay[None, :], offset[None, :],
-                gain, slope, sign, eps, DECAY, MOMENTUM, GUARD,
-            )  # fmt: skip
-    tl.store(out_ptr + rows, tl.sum(total, 1), mask=rows < num_rows)
+        x_squares = x * x
+        if UNROLLED > 0:
+            for output in tl.static_range(UNROLLED):
+                total += _own_output(
+                    output, left_ptr, rows, row_mask, x, x_squares, at, inside, floor_ptr, past_ptr, decay_ptr,
+                    offset_ptr, gain, slope, sign, eps, num_outputs, num_inputs, DECAY, MOMENTUM, GUARD,
+                )  # fmt: skip
+        else:
+            for output in range(num_outputs):
+                total += _own_output(
+                    output, left_ptr, rows, row_mask, x, x_squares, at, inside, floor_ptr, past_ptr, decay_ptr,
+                    offset_ptr, gain, slope, sign, eps, num_outputs, num_inputs, DECAY, MOMENTUM, GUARD,
+                )  # fmt: skip
+    tl.store(out_ptr + rows, tl.sum(total, 1), mask=row_mask)
 
 
 @triton.jit
