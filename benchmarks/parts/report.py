@@ -39,7 +39,9 @@ def make_table(rows: Sequence[Row]) -> list[str]:
 
 
 def show(value: Any) -> str:
-    """A cell: numbers to four digits."""
+    """A cell: numbers to four digits, nothing for None."""
+    if value is None:
+        return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")
 
 

@@ -4,7 +4,6 @@ Without it the same formulas run in torch operations, in several passes over blo
 """
 
 import ctypes
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dasgrad import shared_library
+from dasgrad.scoring.native import threads
 
 FEW_OUTPUTS = 32
 """Up to so many outputs `quadratic_outer_products` is faster than a matrix product."""
@@ -126,14 +126,8 @@ def _pointers(arrays: Arrays) -> Any:
 
 
 def _in_threads(part: Callable[[int, int, Tensor], None], num_examples: int, size: int) -> Tensor:
-    """Totals of all examples, shared out over as many threads as torch uses; ctypes lets go of the interpreter."""
+    """Totals of all examples, shared out over as many threads as torch uses."""
     totals = torch.empty(num_examples, dtype=torch.float64)
     num_threads = max(1, min(torch.get_num_threads(), num_examples * size // _WORTH_A_THREAD))
-    bounds = [num_examples * k // num_threads for k in range(num_threads + 1)]
-    threads = [threading.Thread(target=part, args=(bounds[k], bounds[k + 1], totals)) for k in range(1, num_threads)]
-    for thread in threads:
-        thread.start()
-    part(bounds[0], bounds[1], totals)
-    for thread in threads:
-        thread.join()
+    threads.share_out(lambda first, last: part(first, last, totals), num_examples, num_threads)
     return totals

@@ -28,7 +28,8 @@
 #endif
 
 // One build runs everywhere and uses the widest vectors the machine has.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
+#if defined(DASGRAD_CLONES)
+#elif defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
 #define DASGRAD_CLONES __attribute__((target_clones("avx512f", "arch=haswell", "default")))
 #else
 #define DASGRAD_CLONES

@@ -1,0 +1,102 @@
+// Calls every function of measures.cpp on buffers of exactly the size it may read and write, for the sanitizers, and
+// compares it with the formula written out.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+extern "C" {
+void dasgrad_own_dense32(const float*, int64_t, int64_t, const float* const*, const double*, double*);
+void dasgrad_own_dense64(const double*, int64_t, int64_t, const double* const*, const double*, double*);
+void dasgrad_own_outer32(const float*, const float*, int64_t, int64_t, int64_t, const float* const*, const double*,
+                         double*);
+void dasgrad_own_outer64(const double*, const double*, int64_t, int64_t, int64_t, const double* const*, const double*,
+                         double*);
+void dasgrad_quadratic32(const float*, const float*, int64_t, int64_t, int64_t, const float*, double*);
+void dasgrad_quadratic64(const double*, const double*, int64_t, int64_t, int64_t, const double*, double*);
+void dasgrad_linear_with_squares32(const float*, int64_t, int64_t, const float*, const float*, const float*, int64_t,
+                                   float*, float*);
+void dasgrad_linear_with_squares64(const double*, int64_t, int64_t, const double*, const double*, const double*,
+                                   int64_t, double*, double*);
+}
+
+namespace {
+
+template <typename Real>
+std::vector<Real> numbers(int64_t size, double low, double high) {
+  std::vector<Real> values(size);
+  for (Real& value : values) value = Real(low + (high - low) * std::rand() / RAND_MAX);
+  return values;
+}
+
+void check(double found, double expected, double tolerance) {
+  if (std::abs(found - expected) <= tolerance * (1 + std::abs(expected))) return;
+  std::printf("found %.17g, expected %.17g\n", found, expected);
+  std::exit(1);
+}
+
+template <typename Real, typename Dense, typename OuterProducts, typename Quadratic, typename Linear>
+int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear, double tolerance) {
+  int64_t num_cases = 0;
+  for (int64_t examples : {0, 1, 3, 4, 9})
+    for (int64_t rows : {1, 2, 5, 10})
+      for (int64_t columns : {1, 15, 16, 17, 1025})
+        for (int options = 0; options < 4; ++options) {
+          const auto left = numbers<Real>(examples * rows, -1, 1), right = numbers<Real>(examples * columns, -1, 1);
+          const auto floor = numbers<Real>(rows * columns, 0.1, 1), past = numbers<Real>(rows * columns, 0, 1);
+          const auto decay = numbers<Real>(rows * columns, -1, 1), offset = numbers<Real>(rows * columns, -1, 1);
+          const Real* arrays[4] = {floor.data(), past.data(), options & 1 ? decay.data() : nullptr,
+                                   options & 2 ? offset.data() : nullptr};
+          const double c[4] = {0.5, 0.25, -1.0, 1e-3};
+          std::vector<Real> gradients(examples * rows * columns), squares(examples * rows);
+          std::vector<double> expected(examples), weighted(examples), totals(examples);
+          for (int64_t i = 0; i < examples; ++i)
+            for (int64_t o = 0; o < rows; ++o) {
+              squares[i * rows + o] = left[i * rows + o] * left[i * rows + o];
+              for (int64_t k = 0; k < columns; ++k) {
+                const int64_t at = o * columns + k;
+                const double g = gradients[(i * rows + o) * columns + k] = left[i * rows + o] * right[i * columns + k];
+                const double seen = arrays[2] || arrays[3] ? c[2] * g + (arrays[2] ? decay[at] : Real(0)) : g;
+                const double metric = std::sqrt(std::fmax(floor[at], past[at] + c[0] * seen * seen)) + c[3];
+                const double direction = arrays[3] ? offset[at] + c[1] * seen : g;
+                expected[i] += direction * direction / metric;
+                weighted[i] += double(squares[i * rows + o]) * floor[at] * right[i * columns + k] * right[i * columns + k];
+              }
+            }
+          dense(gradients.data(), examples, rows * columns, arrays, c, totals.data());
+          for (int64_t i = 0; i < examples; ++i) check(totals[i], expected[i], tolerance);
+          outer(left.data(), right.data(), examples, rows, columns, arrays, c, totals.data());
+          for (int64_t i = 0; i < examples; ++i) check(totals[i], expected[i], tolerance);
+          quadratic(squares.data(), right.data(), examples, rows, columns, floor.data(), totals.data());
+          for (int64_t i = 0; i < examples; ++i) check(totals[i], weighted[i], tolerance);
+          std::vector<Real> outputs(examples * rows), of_squares(examples * rows);
+          const auto bias = numbers<Real>(rows, -1, 1);
+          linear(right.data(), examples, columns, past.data(), options & 1 ? bias.data() : nullptr, floor.data(), rows,
+                 outputs.data(), of_squares.data());
+          for (int64_t i = 0; i < examples; ++i)
+            for (int64_t o = 0; o < rows; ++o) {
+              double output = options & 1 ? bias[o] : Real(0), sum = 0;
+              for (int64_t k = 0; k < columns; ++k) {
+                const double x = right[i * columns + k];
+                output += x * past[o * columns + k];
+                sum += x * x * floor[o * columns + k];
+              }
+              check(outputs[i * rows + o], output, tolerance);
+              check(of_squares[i * rows + o], sum, tolerance);
+            }
+          ++num_cases;
+        }
+  return num_cases;
+}
+
+}  // namespace
+
+int main() {
+  const int64_t num32 = run<float>(dasgrad_own_dense32, dasgrad_own_outer32, dasgrad_quadratic32,
+                                   dasgrad_linear_with_squares32, 2e-4);
+  const int64_t num64 = run<double>(dasgrad_own_dense64, dasgrad_own_outer64, dasgrad_quadratic64,
+                                    dasgrad_linear_with_squares64, 1e-12);
+  std::printf("ok %lld\n", static_cast<long long>(num32 + num64));
+}
