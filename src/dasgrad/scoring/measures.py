@@ -121,15 +121,25 @@ class Measure:
                 share = self.of_rows(form.indices[entries], form.values(entries), form.columns)
                 total.index_add_(0, form.owners[entries], share.double())
             return total
-        num_rows = self.shape[1] if form.columns else self.shape[0]
-        keys, places = torch.unique(form.owners * num_rows + form.indices, return_inverse=True)
-        owners, indices = keys // num_rows, keys % num_rows
-        values = form.values(slice(None))
-        sums = values.new_zeros(len(keys), values.shape[1]).index_add_(0, places, values)
-        for entries in self._blocks(len(keys), width):
+        owners, indices, sums = self._add_repeats(form)
+        for entries in self._blocks(len(owners), width):
             share = self.of_rows(indices[entries], sums[entries], form.columns)
             total.index_add_(0, owners[entries], share.double())
         return total
+
+    def _add_repeats(self, form: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """Entries of one example and row added to one; as many as before, those left over zero.
+
+        So their number need not be known, and a GPU not be waited for.
+        """
+        num_rows = self.shape[1] if form.columns else self.shape[0]
+        keys, order = torch.sort(form.owners * num_rows + form.indices)
+        places = torch.zeros_like(keys)
+        torch.cumsum(keys[1:] != keys[:-1], 0, out=places[1:])
+        found = torch.zeros_like(keys).index_copy_(0, places, keys)
+        values = form.values(slice(None))
+        sums = torch.zeros_like(values).index_add_(0, places, values[order])
+        return found // num_rows, found % num_rows, sums
 
     def _blocks(self, number: int, elements: int) -> Iterator[slice]:
         """Slices of at most as many examples as the temporaries of ``elements`` entries each allow."""
