@@ -1,6 +1,8 @@
 """Scores on a GPU: the numbers of the CPU, no waiting inside a chunk, data read from elsewhere."""
 
+import contextlib
 import copy
+import warnings
 
 import pytest
 import torch
@@ -60,6 +62,19 @@ def prepared(name, dtype):
     return (model, optimizer), (twin, twin_optimizer), inputs
 
 
+@contextlib.contextmanager
+def no_waiting():
+    """Any operation that waits for the device is an error inside."""
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("options", [{}, {"preconditioner": "frozen"}, {"momentum": True}, {"score": "gradient"}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", MODELS)
@@ -82,12 +97,8 @@ def test_no_chunk_waits_for_the_device(name, preconditioner):
     with untouched(model):
         score = scorer._chunk_scores()
         expected = score(data)
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waiting():
             found = score(data)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(found, expected)
 
 
