@@ -30,11 +30,13 @@ class Engine:
     Attributes:
         irregular: parameters no rule may serve, with the reason; it only ever grows.
         gradients: the fallback.
+        rules: by parameter, the kind of layer whose rule serves it, where one does.
     """
 
     def __init__(self) -> None:
         self.irregular: dict[str, str] = {}
         self.gradients = PerExampleGradients()
+        self.rules: dict[str, str] = {}
         self._probed: set[object] = set()
         self._dims: dict[str, int] = {}
         self._anchor_all = False
@@ -124,16 +126,24 @@ class Engine:
     def _learn(self, function: LossFunction, params: Mapping[str, Tensor], few: Any) -> None:
         """Find out on a few examples what rules may serve."""
         findings = probe.look(function, params, few)
+        self.rules.update(findings.rules)
         self.irregular.update(findings.irregular)
         for name, dim in findings.dims.items():
             if self._dims.setdefault(name, dim) != dim:
                 self.irregular[name] = "its layer has the examples now here, now there"
         if all(name in self.irregular for name in params):
             return
+        try:
+            precise = LossFunction(function.model, function.losses, torch.float64)
+            self._compare_with_autograd(precise, params, nested.map_leaves(precise.cast, few))
+        except (RuntimeError, TypeError, ValueError):  # not all models can be run in float64
+            self._compare_with_autograd(function, params, few)
+
+    def _compare_with_autograd(self, function: LossFunction, params: Mapping[str, Tensor], few: Any) -> None:
         plain = {name: gradient_measure(param, Workspace()) for name, param in params.items()}
         squares = self._shares_by_rules(function, params, plain, few)
         served = [name for name in params if name not in self.irregular]
-        self.irregular.update(probe.find_disagreements(function, served, few, findings.losses, squares))
+        self.irregular.update(probe.find_disagreements(function, served, few, squares))
 
     def _add_by_fallback(
         self, function: LossFunction, names: list[str], measures: Mapping[str, Measure], data: Any, total: Tensor
