@@ -343,3 +343,24 @@ def test_bad_construction(case):
     arguments, message = BAD[case]
     with pytest.raises(ValueError, match=r"`SparseRows\(" + message):
         dasgrad.SparseRows(*arguments)
+
+
+def test_rows_know_whether_a_column_is_stored_twice():
+    """In any order of columns, and through everything that keeps rows whole."""
+    shuffled = dasgrad.SparseRows([0, 3, 3, 5], [4, 0, 2, 1, 0], torch.ones(5), 6)
+    sorted_ = dasgrad.SparseRows([0, 2, 4], [1, 3, 1, 3], torch.ones(4), 6)
+    twice = dasgrad.SparseRows([0, 3, 4], [4, 0, 4, 1], torch.ones(4), 6)
+    assert [rows.distinct for rows in (shuffled, sorted_, twice)] == [True, True, False]
+    for rows in (shuffled, twice):
+        kept = (
+            rows[:2],
+            rows[[1, 0]],
+            rows[0],
+            rows.to(torch.float64),
+            copy.copy(rows),
+            pickle.loads(pickle.dumps(rows)),
+            torch.utils.data.default_collate([rows[0], rows[1]]),
+        )
+        assert {each.distinct for each in kept} == {rows.distinct}
+    empty = dasgrad.SparseRows([0], [], torch.ones(0), 6)
+    assert empty.distinct

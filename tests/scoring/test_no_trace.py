@@ -1,6 +1,8 @@
 """Scoring leaves everything as it was, also when it fails, and does not mind the mode it is called in."""
 
+import gc
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -71,6 +73,7 @@ def snapshot(model, optimizer) -> dict:
         "grad mode": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
         "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        "fast attention": torch.backends.mha.get_fastpath_enabled(),
         "warn only": torch.are_deterministic_algorithms_enabled(),
     }
 
@@ -197,3 +200,28 @@ def test_the_callers_mode_does_not_matter(score, path, mode):
     for found in (scores, made_here, whole):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
         assert not found.is_inference()
+
+
+def test_tables_that_shorten_their_rows_are_not_written_to():
+    model = problems.seeded(lambda: nn.Sequential(nn.Embedding(5, 3, max_norm=0.1), nn.Flatten(), nn.Linear(6, 2)))
+    before = model[0].weight.detach().clone()
+    optimizer = dasgrad.DASGrad(model.parameters())
+    with pytest.warns(UserWarning, match="max_norm"):
+        dasgrad.ExampleScorer(model, problems.cross_entropy, optimizer)(torch.tensor([[0, 1], [2, 3]]), TARGETS[:2])
+    assert torch.equal(model[0].weight, before)
+
+
+def test_nothing_of_a_pass_is_kept():
+    """The tensors of a pass are freed when it ends, those of parameters without a rule too."""
+    model = problems.seeded(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
+    model[2].forward = lambda x: nn.functional.linear(x, model[2].weight, model[2].bias)
+    seen = []
+    model[0].register_forward_hook(lambda module, args, output: seen.append(weakref.ref(args[0])))
+    scorer = dasgrad.ExampleScorer(model, problems.cross_entropy, dasgrad.DASGrad(model.parameters()))
+    gc.disable()
+    try:
+        with pytest.warns(UserWarning, match="slower path for 2"):
+            scorer(INPUTS.clone(), TARGETS.clone())
+        assert all(held() is None for held in seen)
+    finally:
+        gc.enable()

@@ -2,7 +2,8 @@
 
 A parameter, or what a layer makes of constants alone, has no dimension for the examples, and the gradient at it
 is a sum over them. It is told apart where it meets a tensor that has one: gᵢ for c in ``x + c`` is row i of the
-gradient at the sum, for c in ``x · c`` that row times xᵢ, summed over the dimensions along which c is repeated.
+gradient at the sum, for c in ``x · c`` that row times xᵢ, summed over the dimensions along which c is repeated, and
+for c in ``x @ c`` the product of xᵢᵀ and that row.
 On its way there a carrier may be looked at through views.
 """
 
@@ -17,6 +18,7 @@ from dasgrad.scoring.forms import Dense, Form, Part
 
 _ADDING = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 _MULTIPLYING = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__}
+_MATRIX_PRODUCTS = {torch.matmul, torch.mm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.mv, Tensor.__matmul__}
 _EXPANDING = {torch.broadcast_to, Tensor.broadcast_to, Tensor.expand, Tensor.expand_as}
 _VIEWING = {
     Tensor.__getitem__,
@@ -66,6 +68,8 @@ class Carrier:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor, num_examples: int
     ) -> Callable[[Tensor], Sequence[Form | None]] | None:
         """From the gradient at ``result``, where this meets the examples, to the forms; None where it does not."""
+        if func in _MATRIX_PRODUCTS:
+            return self._meet_in_product(args, kwargs, result, num_examples)
         padded = (*(1 for _ in range(result.dim() - self.tensor.dim())), *self.tensor.shape)
         if not padded or len(padded) > result.dim() or padded[0] != 1 or result.shape[0] != num_examples:
             return None
@@ -84,6 +88,27 @@ class Carrier:
                 values = grad[rows] if factor is None else grad[rows] * factor[rows]
                 values = values.sum(repeated) if repeated else values
                 return self._through_views(values.reshape(-1, *self.tensor.shape))
+
+            return self.build(at_origin, num_examples)
+
+        return forms
+
+    def _meet_in_product(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor, num_examples: int
+    ) -> Callable[[Tensor], Sequence[Form | None]] | None:
+        """For ``x @ c`` with c a matrix or a vector."""
+        if kwargs or len(args) != 2 or args[1] is not self.tensor or self.tensor.dim() > 2:
+            return None
+        factor = args[0].detach()
+        if factor is self.tensor or factor.dim() < 2 or len(factor) != num_examples:
+            return None
+        width = 1 if self.tensor.dim() == 1 else self.tensor.shape[1]
+
+        def forms(grad: Tensor) -> Sequence[Form | None]:
+            def at_origin(rows: slice) -> Tensor:
+                left = factor[rows].reshape(len(factor[rows]), -1, factor.shape[-1])
+                products: Tensor = left.transpose(1, 2) @ grad[rows].reshape(len(left), -1, width)
+                return self._through_views(products.reshape(-1, *self.tensor.shape))
 
             return self.build(at_origin, num_examples)
 

@@ -74,14 +74,7 @@ class Engine:
         """Look at a few examples of each kind of data before rules are trusted."""
         if self.knows(params, data):
             return
-        few = probe.few_of(data)
-        precise = function.precise()
-        try:
-            self._learn(precise, params, nested.map_leaves(precise.cast, few))
-        except (RuntimeError, TypeError):  # the model's own fault, or it does not run in that precision
-            if precise is function:
-                raise
-            self._learn(function, params, few)
+        self._learn(function, params, probe.few_of(data))
         self._probed.add(probe.kind_of(data, params))
 
     def tape(
@@ -138,11 +131,18 @@ class Engine:
                 self.irregular[name] = "its layer has the examples now here, now there"
         if all(name in self.irregular for name in params):
             return
+        try:
+            precise = function.precise()
+            self._compare_with_autograd(precise, params, nested.map_leaves(precise.cast, few))
+        except (RuntimeError, TypeError, ValueError):  # not all models can be run in float64
+            self._compare_with_autograd(function, params, few)
+
+    def _compare_with_autograd(self, function: LossFunction, params: Mapping[str, Tensor], few: Any) -> None:
         plain = {name: gradient_measure(param, Workspace()) for name, param in params.items()}
         collector = Collector(plain, nested.count_examples(few))
         squares = self._shares_by_rules(function, params, collector, few)
         served = [name for name in params if name not in self.irregular]
-        self.irregular.update(probe.find_disagreements(function, served, few, findings.losses, squares))
+        self.irregular.update(probe.find_disagreements(function, served, few, squares))
 
     def add_by_fallback(
         self, function: LossFunction, measures: Mapping[str, Measure], data: Any, total: Tensor

@@ -172,6 +172,7 @@ class Tape(TorchFunctionMode):
         self._num_examples = num_examples
         self._anchor = torch.zeros((), requires_grad=True)
         with ExitStack() as stack:
+            stack.callback(self._release)
             for layer in self._layers:
                 for handle in self._hook(layer):
                     stack.callback(handle.remove)
@@ -194,6 +195,13 @@ class Tape(TorchFunctionMode):
                 allow_unreachable=True,
                 accumulate_grad=bool(self._skipped),
             )
+
+    def _release(self) -> None:
+        """Let go of all tensors: the tape may outlive the pass."""
+        for call in self.calls:
+            call.release()
+        self._carriers.clear()
+        self._rewriting = _Rewriting("", [], False, set())
 
     @property
     def lost(self) -> bool:
