@@ -1,6 +1,7 @@
 """`ExampleScorer`: how much each example would move the parameters, in the optimizer's own metric."""
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -265,12 +266,27 @@ class ExampleScorer:
         measures = self._measures(params)
 
         def scores(data: Any) -> Tensor:
-            data = nested.map_leaves(function.cast, data)
+            data = self._cast(function, data)
             squares, _ = self._engine.squares(function, params, measures, data)
             return squares.sqrt().to(precise)
 
         precise = self._precise(params)
         return WithinMemory(scores, self._free_memory)
+
+    def _cast(self, function: LossFunction, data: Any) -> Any:
+        """Data in the precision of the passes; a CPU's memory for the copy is used again from chunk to chunk."""
+
+        def cast(leaf: Any) -> Any:
+            dtype = function.dtype
+            if dtype is None or not isinstance(leaf, Tensor) or not leaf.is_cpu or not leaf.is_floating_point():
+                return function.cast(leaf)
+            if leaf.dtype == dtype:
+                return function.cast(leaf)
+            buffer = self._workspace.take(f"data {next(numbers)}", tuple(leaf.shape), leaf.new_empty(0, dtype=dtype))
+            return buffer.copy_(leaf.detach())
+
+        numbers = itertools.count()
+        return nested.map_leaves(cast, data)
 
     def _free_memory(self) -> None:
         self._workspace.clear()
