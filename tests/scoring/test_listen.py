@@ -26,10 +26,11 @@ def test_what_is_heard_equals_what_is_scored(weighting, options):
     scorer, batch = make_scorer(model, optimizer, **options), make_batch()
     for _ in range(3):
         expected = scorer(INPUTS, TARGETS)
-        optimizer.zero_grad()
         with scorer.listen(batch) as heard:
+            optimizer.zero_grad()  # looks at param.grad, which is no use of the parameter
             batch.backward(problems.cross_entropy(model(INPUTS), TARGETS), optimizer)
         torch.testing.assert_close(heard.scores, expected, rtol=1e-10, atol=0)
+        assert scorer._engine.irregular == {}
         optimizer.step()
 
 
