@@ -49,7 +49,7 @@ _NO_USES = {
     Tensor.data.__get__,  # type: ignore[attr-defined]
     Tensor.detach,
     Tensor.detach_,
-    Tensor.grad.__get__,  # type: ignore[attr-defined]
+    Tensor.grad.__get__,  # type: ignore[union-attr]
     torch.autograd.backward,
     torch.autograd.grad,
     torch.detach,
