@@ -25,6 +25,8 @@ from dasgrad.scoring.workspace import Workspace
 
 _BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 """Entries of temporaries that are handled at once: 4 MiB in float32 on a CPU, where caches are to hold them."""
+_MORE_FOR_SUMS = 4
+"""Times as many where gradients are formed by batched matrix products, which want several examples at once."""
 _SMALLEST_EPS = 1e-30
 """Below it 1/H may overflow, and 0/0 must be looked at entry by entry."""
 
@@ -98,6 +100,7 @@ class Measure:
             return shares
         positions = first.shape[2 if form.transposed else 1]
         elements = self.shape.numel() + positions * (self.shape[0] + width * form.num_groups)
+        elements = -(-elements // _MORE_FOR_SUMS)
         return [self._of_sums(*_factors(form, rows), form) for rows in self._blocks(num_examples, elements)]
 
     def _of_sums(self, left: Tensor, right: Tensor, form: Outer) -> Tensor:
