@@ -30,7 +30,7 @@ METHODS = {
     "AdaptiveSampler": ("refresh", "update", "draw", "set_epoch", "state_dict", "load_state_dict"),
     "Beta1Decay": ("step", "state_dict", "load_state_dict"),
     "DASGrad": ("step", "accumulate_update_grads", "add_param_group", "zero_grad", "state_dict", "load_state_dict"),
-    "ExampleScorer": ("score_dataset",),
+    "ExampleScorer": ("explain", "listen", "score_dataset"),
     "SegmentTree": ("rebuild", "update", "sample", "find", "masses_of", "to", "state_dict", "load_state_dict"),
     "SparseRows": ("from_scipy", "to", "to_dense", "pin_memory"),
     "WeightedBatch": ("to", "pin_memory", "weighted_mean", "backward"),
