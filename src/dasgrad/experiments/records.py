@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 import dasgrad
 from dasgrad import atomic
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READ_VERSIONS = (1, 2)
+"""Version 1 had neither cases nor the columns of `DRAW_COLUMNS`; it is read without them."""
 METADATA_KEY = b"dasgrad"
 COLUMNS = (
     "step",
@@ -34,6 +36,13 @@ COLUMNS = (
     "gradient_evaluations",
     "scored_examples",
 )
+"""What every record has."""
+DRAW_COLUMNS = ("effective_sample_size", "largest_weight", "entropy", "gain", "staleness")
+"""What records of adaptive draws have besides, about the probabilities at each point of the curves:
+the share of draws that would do as well were they of weight 1, 1/Σπ²/p; max w; −Σ p log p in nats; E_π[s²]/(E_π s)²;
+and steps since the scores were computed. The last two are NaN before the first scores."""
+
+SNAPSHOT_LEVELS = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 # pyarrow is imported where it is used: experiments can be listed, and the command line can say what is missing,
 # without the extra.
@@ -59,6 +68,8 @@ class RunConfig:
     device: str
     options: Mapping[str, Any] = field(default_factory=dict)
     """What else the method runs with; plain values."""
+    case: str = ""
+    """Which of an experiment's problems, where it has several: a variance, a task."""
 
     def as_plain(self) -> dict[str, Any]:
         """The configuration as JSON holds it."""
@@ -67,9 +78,9 @@ class RunConfig:
 
     @property
     def file_name(self) -> str:
-        """Method, learning rate and seed to be read by people, a hash of all to keep settings apart."""
+        """Case, method, learning rate and seed to be read by people, a hash of all to keep settings apart."""
         digest = hashlib.sha256(json.dumps(self.as_plain(), sort_keys=True).encode()).hexdigest()[:10]
-        return f"{self.method}-lr{self.lr:g}-seed{self.seed}-{digest}.parquet"
+        return f"{self.case and self.case + '-'}{self.method}-lr{self.lr:g}-seed{self.seed}-{digest}.parquet"
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +89,12 @@ class Record:
 
     config: RunConfig
     curves: dict[str, NDArray[np.float64]]
+    """`COLUMNS`, `DRAW_COLUMNS` for adaptive draws, and those of the experiment's own."""
     versions: dict[str, str]
     machine: dict[str, Any]
+    snapshots: list[dict[str, Any]] = field(default_factory=list)
+    """Of adaptive draws, a few times along the run: ``step``; ``quantiles``, of p/π at `SNAPSHOT_LEVELS`; and
+    ``most`` and ``least``, the examples of largest and smallest p/π as ``[index, weight]``."""
 
     def final(self, column: str) -> float:
         """The last value of a curve."""
@@ -101,6 +116,18 @@ def describe_machine() -> dict[str, Any]:
     return {"cpu": model, "cores": os.cpu_count(), "system": platform.platform()}
 
 
+def read_folder(folder: Path) -> tuple[dict[Path, Record], dict[Path, str]]:
+    """All records in a folder, by path, and why the other Parquet files in it are none, in the order of names."""
+    found: dict[Path, Record] = {}
+    unusable: dict[Path, str] = {}
+    for path in sorted(folder.glob("*.parquet")):
+        try:
+            found[path] = load_record(path)
+        except (RecordError, OSError) as error:
+            unusable[path] = str(error)
+    return found, unusable
+
+
 def write_record(path: Path, record: Record) -> None:
     """Write a record, atomically."""
     import pyarrow as pa
@@ -111,6 +138,7 @@ def write_record(path: Path, record: Record) -> None:
         "config": record.config.as_plain(),
         "versions": record.versions,
         "machine": record.machine,
+        "snapshots": record.snapshots,
     }
     table = pa.table(record.curves).replace_schema_metadata({METADATA_KEY: json.dumps(about).encode()})
     buffer = io.BytesIO()
@@ -153,7 +181,7 @@ def load_record(path: Path) -> Record:
         raise RecordError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
     about = _parse_metadata(path, (table.schema.metadata or {}).get(METADATA_KEY))
     config = _parse_config(path, about["config"])
-    return Record(config, _read_curves(path, table), about["versions"], about["machine"])
+    return Record(config, _read_curves(path, table), about["versions"], about["machine"], about.get("snapshots", []))
 
 
 def _parse_metadata(path: Path, raw: bytes | None) -> dict[str, Any]:
@@ -163,12 +191,14 @@ def _parse_metadata(path: Path, raw: bytes | None) -> dict[str, Any]:
         about = json.loads(raw)
     except ValueError as error:
         raise RecordError(f"{path}: its metadata is not JSON ({error})") from error
-    if not isinstance(about, dict) or about.get("schema_version") != SCHEMA_VERSION:
+    if not isinstance(about, dict) or about.get("schema_version") not in READ_VERSIONS:
         found = about.get("schema_version") if isinstance(about, dict) else None
-        raise RecordError(f"{path}: has schema version {found!r}, this is version {SCHEMA_VERSION}")
+        raise RecordError(f"{path}: has schema version {found!r}, this library writes {SCHEMA_VERSION}")
     for key in ("config", "versions", "machine"):
         if not isinstance(about.get(key), dict):
             raise RecordError(f"{path}: its metadata has no {key!r}")
+    if not isinstance(about.get("snapshots", []), list):
+        raise RecordError(f"{path}: its snapshots are not a list")
     return about
 
 
@@ -186,6 +216,7 @@ def _parse_config(path: Path, plain: dict[str, Any]) -> RunConfig:
         "batch_size": int,
         "device": str,
         "options": Mapping,
+        "case": str,
     }
     for name, kind in kinds.items():
         if not isinstance(getattr(config, name), kind):
