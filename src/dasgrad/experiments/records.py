@@ -42,8 +42,6 @@ DRAW_COLUMNS = ("effective_sample_size", "largest_weight", "entropy", "gain", "s
 the share of draws that would do as well were they of weight 1, 1/Σπ²/p; max w; −Σ p log p in nats; E_π[s²]/(E_π s)²;
 and steps since the scores were computed. The last two are NaN before the first scores."""
 
-SNAPSHOT_LEVELS = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
-
 # pyarrow is imported where it is used: experiments can be listed, and the command line can say what is missing,
 # without the extra.
 
@@ -92,9 +90,6 @@ class Record:
     """`COLUMNS`, `DRAW_COLUMNS` for adaptive draws, and those of the experiment's own."""
     versions: dict[str, str]
     machine: dict[str, Any]
-    snapshots: list[dict[str, Any]] = field(default_factory=list)
-    """Of adaptive draws, a few times along the run: ``step``; ``quantiles``, of p/π at `SNAPSHOT_LEVELS`; and
-    ``most`` and ``least``, the examples of largest and smallest p/π as ``[index, weight]``."""
 
     def final(self, column: str) -> float:
         """The last value of a curve."""
@@ -106,14 +101,15 @@ def current_versions() -> dict[str, str]:
     return {"dasgrad": dasgrad.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def describe_machine() -> dict[str, Any]:
-    """CPU model, cores and system, for reading timings."""
+def describe_machine(device: str = "cpu") -> dict[str, Any]:
+    """CPU model, cores, system and, where it is the device, the GPU, for reading timings."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
         model = names[0] if names else model
-    return {"cpu": model, "cores": os.cpu_count(), "system": platform.platform()}
+    machine = {"cpu": model, "cores": os.cpu_count(), "system": platform.platform()}
+    return machine | {"gpu": torch.cuda.get_device_name()} if device == "cuda" else machine
 
 
 def read_folder(folder: Path) -> tuple[dict[Path, Record], dict[Path, str]]:
@@ -138,7 +134,6 @@ def write_record(path: Path, record: Record) -> None:
         "config": record.config.as_plain(),
         "versions": record.versions,
         "machine": record.machine,
-        "snapshots": record.snapshots,
     }
     table = pa.table(record.curves).replace_schema_metadata({METADATA_KEY: json.dumps(about).encode()})
     buffer = io.BytesIO()
@@ -181,7 +176,7 @@ def load_record(path: Path) -> Record:
         raise RecordError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
     about = _parse_metadata(path, (table.schema.metadata or {}).get(METADATA_KEY))
     config = _parse_config(path, about["config"])
-    return Record(config, _read_curves(path, table), about["versions"], about["machine"], about.get("snapshots", []))
+    return Record(config, _read_curves(path, table), about["versions"], about["machine"])
 
 
 def _parse_metadata(path: Path, raw: bytes | None) -> dict[str, Any]:
@@ -197,8 +192,6 @@ def _parse_metadata(path: Path, raw: bytes | None) -> dict[str, Any]:
     for key in ("config", "versions", "machine"):
         if not isinstance(about.get(key), dict):
             raise RecordError(f"{path}: its metadata has no {key!r}")
-    if not isinstance(about.get("snapshots", []), list):
-        raise RecordError(f"{path}: its snapshots are not a list")
     return about
 
 

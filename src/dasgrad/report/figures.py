@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from dasgrad import atomic
+from dasgrad.experiments.methods import METHODS
 from dasgrad.experiments.records import Record
 from dasgrad.experiments.runner import Outcome
 from dasgrad.experiments.statistics import Band, mean_band, relative_improvement_band, stack
@@ -34,8 +35,23 @@ STYLES = {
     "dasgrad-adam": Style("Adam, adaptive", "#A23B00", "-"),
     "adam": Style("Adam, reshuffled", "#E69F00", (0, (1.2, 1.2))),
 }
+SPARE = ("#009E73", "#7A3E8E", "#CC79A7", "#333333", "#7F7F00", "#004D40", "#8C564B", "#5C6BC0")
+"""For methods without a style of their own: solid where draws are adaptive, dashed or dotted elsewhere."""
 EARLY_SHARE = 0.05
 """Of the steps, those in which accuracy climbs from chance; the accuracy panel does not zoom out to them."""
+
+
+def style_of(method: str) -> Style:
+    """A method's own style, or one by its place among all methods."""
+    if method in STYLES:
+        return STYLES[method]
+    known = METHODS[method]
+    others = [name.removesuffix("-iid") for name in METHODS if name not in STYLES]
+    color = SPARE[list(dict.fromkeys(others)).index(method.removesuffix("-iid")) % len(SPARE)]
+    dash: str | tuple[int, tuple[float, ...]] = "-"
+    if not known.adaptive:
+        dash = (0, (5.0, 1.5)) if known.draws == "reshuffled" else (0, (1.2, 1.2))
+    return Style(known.label, color, dash)
 
 
 def draw_figure(outcome: Outcome, stem: Path) -> list[Path]:
@@ -53,7 +69,7 @@ def draw_figure(outcome: Outcome, stem: Path) -> list[Path]:
             axes.grid(alpha=0.25, linewidth=0.6)
         settings = outcome.settings
         figure.suptitle(
-            f"{outcome.experiment.title}: batch {settings.batch_size}, refresh every {settings.refresh} steps; "
+            f"{outcome.title}: batch {settings.batch_size}, refresh every {settings.refresh} steps; "
             f"mean and 95 % band over {settings.num_seeds} paired seeds",
             fontsize=11,
         )
@@ -62,20 +78,20 @@ def draw_figure(outcome: Outcome, stem: Path) -> list[Path]:
 
 def _draw_loss(axes: Axes, outcome: Outcome) -> None:
     for method, runs in outcome.records.items():
-        style = STYLES[method]
+        style = style_of(method)
         label = f"{style.label}, α = {outcome.learning_rates[method]:g}"
         _draw_band(axes, runs, mean_band(stack(runs, "train_loss")), style, label)
     axes.set_yscale("log")
     axes.set_title("Training loss")
     axes.set_ylabel("objective: cross-entropy and L2 term")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize=10 if len(outcome.records) < 6 else 6)
 
 
 def _draw_accuracy(axes: Axes, outcome: Outcome) -> None:
     widths = {"train_accuracy": 2.4, "test_accuracy": 1.1}
     settled = []
     for method, runs in outcome.records.items():
-        steps, style = runs[0].curves["step"], STYLES[method]
+        steps, style = runs[0].curves["step"], style_of(method)
         for column, width in widths.items():
             mean = stack(runs, column).mean(0)
             axes.plot(steps, mean, color=style.color, linestyle=style.dash, linewidth=width)
@@ -94,10 +110,11 @@ def _draw_improvement(axes: Axes, outcome: Outcome) -> None:
     for method, baseline in outcome.experiment.comparisons:
         runs = outcome.records[method]
         band = relative_improvement_band(outcome.records[baseline], runs)
-        _draw_band(axes, runs, band, STYLES[method], f"over {STYLES[baseline].label}")
+        _draw_band(axes, runs, band, style_of(method), f"over {style_of(baseline).label}")
     axes.set_title("Paired improvement by adaptive draws")
     axes.set_ylabel("training loss below the baseline's")
-    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 0.06))
+    few = len(outcome.experiment.comparisons) < 4
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 0.06), fontsize=10 if few else 6)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.margins(y=0.12)
     for edge, height, word in (("top", 0.97, "better"), ("bottom", 0.03, "worse")):

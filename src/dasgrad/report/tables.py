@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dasgrad import atomic
 from dasgrad.experiments.runner import Outcome
-from dasgrad.experiments.statistics import Improvement, Interval, MethodSummary, Summary
+from dasgrad.experiments.statistics import Improvement, Interval, MethodSummary, Summary, summarise
 
 
 def format_summary(summary: Summary, outcome: Outcome) -> str:
@@ -16,9 +16,9 @@ def format_summary(summary: Summary, outcome: Outcome) -> str:
     machine = runs[0].machine
     methods = list(summary.methods.values())
     blocks = [
-        f"{outcome.experiment.title}: {settings.num_steps:,} steps, batch {settings.batch_size}, refresh every "
+        f"{outcome.title}: {settings.num_steps:,} steps, batch {settings.batch_size}, refresh every "
         f"{settings.refresh} steps,\n{summary.num_seeds} paired seeds, means with 95 % bootstrap intervals over seeds; "
-        "learning rates α/√t tuned on\nother seeds.",
+        "learning rates α/√t tuned on\nother seeds." + _describe_stored(outcome),
         _align(_final_rows(methods)),
         _align(_cost_rows(methods, summary.reference)),
         "\n".join(_verdicts(summary)),
@@ -26,10 +26,30 @@ def format_summary(summary: Summary, outcome: Outcome) -> str:
     ]
     if outcome.at_grid_edge:
         blocks.append(
-            f"The best learning rate of {', '.join(outcome.at_grid_edge)} is at the edge of the grid "
-            f"{', '.join(f'{lr:g}' for lr in outcome.experiment.learning_rates)}:\na wider grid might do better."
+            f"The best learning rate of {', '.join(outcome.at_grid_edge)} is at the edge of the grid tried:\n"
+            "a wider one might do better."
         )
     return "\n\n".join(blocks)
+
+
+def _describe_stored(outcome: Outcome) -> str:
+    """What stored learning rates were chosen for, where that is another setting than this run's."""
+    kept, settings = outcome.stored_with, outcome.settings
+    if not kept:
+        return ""
+    told = {"num_steps": "steps", "batch_size": "batch", "refresh": "refresh", "scores": "scores"}
+    other = [f"{word} {kept.get(name)}" for name, word in told.items() if kept.get(name) != getattr(settings, name)]
+    return f" They are stored ones, tuned for {', '.join(other)}." if other else " They are stored ones."
+
+
+def format_cases(outcomes: Sequence[Outcome]) -> str:
+    """The relative improvement of each comparison, case by case."""
+    rows = [["case", *(f"{ours} over {baseline}" for ours, baseline in outcomes[0].experiment.comparisons)]]
+    for outcome in outcomes:
+        experiment = outcome.experiment
+        found = summarise(outcome.records, experiment.comparisons, experiment.reference).improvements
+        rows.append([outcome.case, *(f"{_interval(_times(i.relative, 100), 1)} %" for i in found)])
+    return f"Final training loss below the baseline's, relative, by case:\n\n{_align(rows)}"
 
 
 def write_csv(summary: Summary, path: Path) -> None:
@@ -48,6 +68,8 @@ def write_csv(summary: Summary, path: Path) -> None:
             "scored_examples": own.scored_examples,
             f"steps_to_{summary.reference}": own.steps_to_reference,
             f"seconds_to_{summary.reference}": own.seconds_to_reference,
+            f"evaluations_to_{summary.reference}": own.evaluations_to_reference,
+            **{f"final_{name}": value for name, value in (own.draws | own.extras).items()},
         }
         for improvement in summary.improvements:
             if improvement.method == own.method:
