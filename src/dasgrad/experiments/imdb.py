@@ -36,7 +36,7 @@ IMDB = register(
             "ap-sgd": (0.03, 0.1, 0.3, 1.0, 3.0),
             "adagrad": (0.003, 0.01, 0.03, 0.1, 0.3),
         },
-        num_tuning_seeds=2,
+        num_tuning_seeds=1,
         # Frozen scores divide by eps where a word has not been seen yet, and such reviews take all the mass.
         defaults=Settings(num_seeds=20, num_steps=2000, batch_size=32, refresh=10, scores="own"),
         num_full_seeds=100,

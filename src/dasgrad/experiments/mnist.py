@@ -43,7 +43,7 @@ MNIST = register(
             "ap-sgd": (0.1, 0.3, 1.0, 3.0, 10.0),
             "adagrad": (0.003, 0.01, 0.03, 0.1, 0.3),
         },
-        num_tuning_seeds=2,
+        num_tuning_seeds=1,
         defaults=Settings(num_seeds=20, num_steps=2000, batch_size=32, refresh=10, scores="frozen"),
         num_full_seeds=100,
         num_points=20,
