@@ -103,7 +103,7 @@ MULTITASK = register(
         comparisons=(("dasgrad", "amsgrad"), ("dasgrad", "amsgrad-weighted")),
         reference="amsgrad-weighted",
         weight_decay=WEIGHT_DECAY,
-        learning_rates=(0.01, 0.03, 0.1, 0.3, 1.0),
+        learning_rates=(0.03, 0.1, 0.3, 1.0, 3.0),
         num_tuning_seeds=2,
         defaults=Settings(num_seeds=20, num_steps=1000, batch_size=32, refresh=10, scores="frozen"),
         cases=tuple(TASKS),

@@ -114,7 +114,8 @@ def _draw_improvement(axes: Axes, outcome: Outcome) -> None:
     axes.set_title("Paired improvement by adaptive draws")
     axes.set_ylabel("training loss below the baseline's")
     few = len(outcome.experiment.comparisons) < 4
-    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 0.06), fontsize=10 if few else 6)
+    if outcome.experiment.comparisons:
+        axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 0.06), fontsize=10 if few else 6)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.margins(y=0.12)
     for edge, height, word in (("top", 0.97, "better"), ("bottom", 0.03, "worse")):
