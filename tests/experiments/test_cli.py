@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 import dasgrad
 from dasgrad.cli import main
-from dasgrad.experiments import Settings, command, runner
+from dasgrad.experiments import CENTROID, Settings, command, runner
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -155,9 +156,11 @@ def test_list_shows_records_and_names_damaged_ones(tmp_path: Path, capsys: pytes
     assert "is no folder" in capsys.readouterr().err
     assert main(["list", str(tmp_path)]) == 0
     assert "holds no records" in capsys.readouterr().out
-    run = ["run", "centroid", "--seeds", "3", "--steps", "4", "--methods", "dasgrad,adam", "--processes", "1"]
-    assert main([*run, "--out", str(tmp_path)]) == 0
-    capsys.readouterr()
+    settings = replace(CENTROID.defaults, num_steps=4)
+    for seed in range(3):
+        for method in ("dasgrad", "adam"):
+            config = runner.make_config(CENTROID, settings, method, 0.1, seed, "tail-100")
+            runner.perform(config, tmp_path / "centroid" / config.file_name)
     assert main(["list", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "centroid, tail-100: 4 steps on cpu, 6 runs and 0 of tuning" in text
