@@ -52,7 +52,7 @@ class RecordError(Exception):
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A run, resolved: two runs with equal configurations give equal curves, timings aside."""
+    """A run, resolved: two runs with equal configurations give equal curves, timings aside, and on a GPU rounding."""
 
     experiment: str
     method: str

@@ -13,7 +13,7 @@ from typing import Any
 from dasgrad.experiments.bars import Bar, make_bar
 from dasgrad.experiments.curves import evaluation_interval, trace
 from dasgrad.experiments.draws import DrawRecorder, draws_name, write_draws
-from dasgrad.experiments.methods import METHODS, resolve_options
+from dasgrad.experiments.methods import METHODS, Scores, resolve_options
 from dasgrad.experiments.problems import Problem
 from dasgrad.experiments.records import (
     Record,
@@ -26,7 +26,7 @@ from dasgrad.experiments.records import (
 )
 from dasgrad.experiments.registry import Experiment, Settings, find_experiment
 from dasgrad.experiments.tuning import Rates, choose_learning_rates, read_stored
-from dasgrad.experiments.workers import default_processes, start_workers
+from dasgrad.experiments.workers import default_processes, num_processes_here, start_workers
 
 Job = tuple[RunConfig, Path]
 PerformAll = Callable[[Sequence[Job]], Iterator[tuple[int, Record]]]
@@ -185,13 +185,14 @@ def make_config(
 def perform(config: RunConfig, path: Path, cancelled: Callable[[], bool] = lambda: False) -> Record:
     """Do one run and write its record."""
     problem = _load_problem(config.experiment, config.case, config.device)
-    _warm_up(config.experiment, config.case, config.method, config.device)
+    _warm_up(config.experiment, config.case, config.method, config.device, config.options.get("preconditioner", "own"))
     # One seed shows what is drawn; its file comes first, so that a record is never without it.
     draws = DrawRecorder(problem.num_examples) if METHODS[config.method].adaptive and config.seed == 0 else None
     curves = trace(problem, config, cancelled, draws)
     if draws is not None:
         write_draws(path.with_name(draws_name(path.name)), draws.finish(*problem.data.train))
-    record = Record(config, curves, current_versions(), describe_machine(config.device))
+    machine = {**describe_machine(config.device), "processes": num_processes_here()}
+    record = Record(config, curves, current_versions(), machine)
     write_record(path, record)
     return record
 
@@ -207,10 +208,10 @@ def _load_problem(experiment: str, case: str, device: str) -> Problem:
 
 
 @functools.cache
-def _warm_up(experiment: str, case: str, method: str, device: str) -> None:
+def _warm_up(experiment: str, case: str, method: str, device: str, scores: Scores) -> None:
     """Take a few steps unrecorded: what torch sets up on first use is no cost of the first run's method."""
     known = find_experiment(experiment)
-    defaults = replace(known.defaults, num_steps=4, refresh=2, device=device)
+    defaults = replace(known.defaults, num_steps=4, refresh=2, device=device, scores=scores)
     trace(_load_problem(experiment, case, device), make_config(known, defaults, method, 0.1, 0, case))
 
 

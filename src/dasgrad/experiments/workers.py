@@ -21,11 +21,17 @@ MOST_ON_ONE_GPU = 8
 """Processes that share a GPU by default: more of them only wait for each other."""
 
 _stop: Any = None  # in a worker: the event by which the parent asks runs to stop
+_num_processes = 1
 
 
 def available_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def num_processes_here() -> int:
+    """How many processes run at a time, this one included: what seconds were measured beside."""
+    return _num_processes
 
 
 def default_processes(device: str) -> int:
@@ -52,7 +58,7 @@ def start_workers(
     # Spawned, not forked: torch's threads and CUDA do not survive a fork.
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    executor = ProcessPoolExecutor(num_processes, context, _start_worker, (stop,))
+    executor = ProcessPoolExecutor(num_processes, context, _start_worker, (stop, num_processes))
 
     def perform_all(jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
         futures = {executor.submit(_perform_in_worker, perform, job): k for k, job in enumerate(jobs)}
@@ -70,9 +76,9 @@ def _perform_in_worker(perform: Perform[Job, Result], job: Job) -> Result:
     return perform(job, _stop.is_set)
 
 
-def _start_worker(stop: Any) -> None:
-    global _stop
-    _stop = stop
+def _start_worker(stop: Any, num_processes: int) -> None:
+    global _stop, _num_processes
+    _stop, _num_processes = stop, num_processes
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     threading.Thread(target=_exit_with_parent, daemon=True).start()

@@ -22,7 +22,8 @@ def format_summary(summary: Summary, outcome: Outcome) -> str:
         _align(_final_rows(methods)),
         _align(_cost_rows(methods, summary.reference)),
         "\n".join(_verdicts(summary)),
-        f"Timed on {machine['cpu']}, {machine['cores']} cores, one thread a run.",
+        f"Timed on {machine['cpu']}, {machine['cores']} cores, one thread a run, "
+        f"{machine.get('processes', 1)} at a time.",
     ]
     if outcome.at_grid_edge:
         blocks.append(
