@@ -32,6 +32,8 @@ IMDB = register(
         weight_decay=1e-4,
         learning_rates=(0.003, 0.01, 0.03, 0.1, 0.3),
         grids={
+            # Without bias correction the first steps are up to ten times as long.
+            "dasgrad-paper": (0.003, 0.01, 0.03, 0.1, 0.2),
             "sgd": (0.03, 0.1, 0.3, 1.0, 3.0),
             "ap-sgd": (0.03, 0.1, 0.3, 1.0, 3.0),
             "adagrad": (0.003, 0.01, 0.03, 0.1, 0.3),

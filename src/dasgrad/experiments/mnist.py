@@ -39,6 +39,8 @@ MNIST = register(
         weight_decay=1e-4,
         learning_rates=(0.003, 0.01, 0.03, 0.1, 0.3),
         grids={
+            # Without bias correction the first steps are up to ten times as long.
+            "dasgrad-paper": (0.003, 0.01, 0.03, 0.1, 0.2),
             "sgd": (0.1, 0.3, 1.0, 3.0, 10.0),
             "ap-sgd": (0.1, 0.3, 1.0, 3.0, 10.0),
             "adagrad": (0.003, 0.01, 0.03, 0.1, 0.3),
