@@ -17,7 +17,7 @@ from dasgrad.experiments.problems import Problem
 from dasgrad.experiments.records import COLUMNS, DRAW_COLUMNS
 from dasgrad.experiments.runner import make_config, run_experiment
 from dasgrad.experiments.tuning import read_stored
-from dasgrad.report import write_report
+from dasgrad.report import write_reports
 
 NUM_TRAIN, NUM_TEST = 400, 100
 
@@ -134,10 +134,10 @@ def test_from_run_to_report(name: str, tmp_path: Path) -> None:
     settings = replace(experiment.defaults, num_seeds=2, num_steps=12, refresh=5)
     outcomes = run_experiment(experiment, settings, tmp_path, tune=True, num_processes=1, quiet=True)
     assert [outcome.case for outcome in outcomes] == list(experiment.cases)
-    for outcome in outcomes:
-        text, files = write_report(outcome, tmp_path)
-        assert outcome.title in text
-        assert all(path.exists() for path in files)
+    text, files = write_reports(outcomes, tmp_path)
+    assert all(outcome.title in text for outcome in outcomes)
+    assert all(path.exists() for path in files)
+    assert f"{name}.svg" in {path.name for path in files}
     again = run_experiment(experiment, settings, tmp_path, tune=True, num_processes=1, quiet=True)
     assert again[0].num_resumed == len(experiment.cases) * len(experiment.methods) * (2 + 2)
 

@@ -145,18 +145,11 @@ def _run(
 
 
 def _report(outcomes: Sequence[Any], folder: Path) -> None:
-    from dasgrad.report import write_report
+    from dasgrad.report import write_reports
 
-    written = []
-    for outcome in outcomes:
-        text, files = write_report(outcome, folder)
-        written += files
-        print(text, end="\n\n")
-    if len(outcomes) > 1:
-        from dasgrad.report.tables import format_cases
-
-        print(format_cases(outcomes), end="\n\n")
-    print(f"Written: {', '.join(str(path) for path in written)}")
+    text, files = write_reports(outcomes, folder)
+    print(text)
+    print(f"\nWritten: {', '.join(str(path) for path in files)}")
     if arguments.missing_extras(["matplotlib"]):
         print(f"No figures were drawn, which needs matplotlib: {arguments.INSTALL}", file=sys.stderr)
 

@@ -1,13 +1,30 @@
 """From records to what people read: a table for the terminal, a table for programs, and a figure."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dasgrad.experiments.arguments import missing_extras
 from dasgrad.experiments.runner import Outcome
 from dasgrad.experiments.statistics import summarise
-from dasgrad.report.tables import format_summary, write_csv
+from dasgrad.report.tables import format_cases, format_summary, write_csv
 
-__all__ = ["write_report"]
+__all__ = ["write_report", "write_reports"]
+
+
+def write_reports(outcomes: Sequence[Outcome], folder: Path) -> tuple[str, list[Path]]:
+    """As `write_report`, for all cases of an experiment: a table of each, and one figure that compares them."""
+    if len(outcomes) == 1:
+        return write_report(outcomes[0], folder)
+    texts, files = [], []
+    for outcome in outcomes:
+        text, written = _write_tables(outcome, folder)
+        texts.append(text)
+        files += written
+    if not missing_extras(["matplotlib"]):
+        from dasgrad.report.figures import draw_cases
+
+        files += draw_cases(outcomes, folder / outcomes[0].experiment.name)
+    return "\n\n\n".join([*texts, format_cases(outcomes)]), files
 
 
 def write_report(outcome: Outcome, folder: Path) -> tuple[str, list[Path]]:
@@ -18,13 +35,16 @@ def write_report(outcome: Outcome, folder: Path) -> tuple[str, list[Path]]:
     Returns:
         The summary as text of at most 100 columns, and the files written.
     """
-    summary = summarise(outcome.records, outcome.experiment.comparisons, outcome.experiment.reference)
-    suffix = outcome.case and f"-{outcome.case}"
-    table = folder / f"summary{suffix}.csv"
-    write_csv(summary, table)
-    figures: list[Path] = []
+    text, files = _write_tables(outcome, folder)
     if not missing_extras(["matplotlib"]):
         from dasgrad.report.figures import draw_figure
 
-        figures = draw_figure(outcome, folder / f"{outcome.experiment.name}{suffix}")
-    return format_summary(summary, outcome), [table, *figures]
+        files += draw_figure(outcome, folder / f"{outcome.experiment.name}{outcome.case and '-' + outcome.case}")
+    return text, files
+
+
+def _write_tables(outcome: Outcome, folder: Path) -> tuple[str, list[Path]]:
+    summary = summarise(outcome.records, outcome.experiment.comparisons, outcome.experiment.reference)
+    table = folder / f"summary{outcome.case and '-' + outcome.case}.csv"
+    write_csv(summary, table)
+    return format_summary(summary, outcome), [table]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -73,6 +74,31 @@ def draw_figure(outcome: Outcome, stem: Path) -> list[Path]:
             f"mean and 95 % band over {settings.num_seeds} paired seeds",
             fontsize=11,
         )
+        return [_save(figure, stem.with_suffix(suffix)) for suffix in (".png", ".svg")]
+
+
+def draw_cases(outcomes: Sequence[Outcome], stem: Path) -> list[Path]:
+    """Draw the relative improvement of each comparison over the cases, with intervals; files as `draw_figure`."""
+    experiment, settings = outcomes[0].experiment, outcomes[0].settings
+    with mpl.rc_context({"font.size": 10, "svg.hashsalt": "dasgrad"}):
+        figure = Figure(figsize=(2.0 + 0.9 * len(outcomes), 4.2), layout="constrained")
+        axes = figure.subplots()
+        axes.axhline(0.0, color="#555555", linewidth=1.0)
+        for k, (method, baseline) in enumerate(experiment.comparisons):
+            bands = [relative_improvement_band(o.records[baseline], o.records[method]) for o in outcomes]
+            mean, low, high = (np.array([getattr(band, end)[-1] for band in bands]) for end in ("mean", "low", "high"))
+            places = np.arange(len(outcomes)) + 0.12 * (k - (len(experiment.comparisons) - 1) / 2)
+            spread = np.maximum(np.stack([mean - low, high - mean]), 0.0)
+            label = f"{style_of(method).label} over {style_of(baseline).label}"
+            axes.errorbar(places, mean, spread, fmt="osD^v"[k % 5], color=style_of(baseline).color, label=label, ms=4)
+        axes.set_xticks(range(len(outcomes)), [outcome.case for outcome in outcomes])
+        axes.set_ylabel("final training loss below the baseline's")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.legend(frameon=False, fontsize=7)
+        title = f"{experiment.title}: {settings.num_steps:,} steps, mean and 95 % interval over"
+        figure.suptitle(f"{title} {settings.num_seeds} paired seeds", fontsize=10)
         return [_save(figure, stem.with_suffix(suffix)) for suffix in (".png", ".svg")]
 
 
