@@ -7,12 +7,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import dasgrad
 from dasgrad.cli import main
 from dasgrad.experiments import CENTROID, Settings, command, runner
+from dasgrad.experiments.records import read_folder
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -250,3 +252,28 @@ def test_ctrl_c_ends_all_processes_and_keeps_records(tmp_path: Path) -> None:
     assert "Traceback" not in errors
     assert list(tmp_path.glob("digits/*.parquet"))
     assert not list(tmp_path.glob("digits/.*.tmp"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills a process")
+def test_a_killed_run_resumes_to_the_same_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "centroid", "--seeds", "2", "--steps", "60", "--methods", "dasgrad", "--out"]
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    command = [sys.executable, "-m", "dasgrad", *words, str(cut), "--processes", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(cut.glob("centroid/*.parquet")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.communicate(timeout=60)  # the pipe ends with the last worker: none stays behind
+    num_kept = len(list(cut.glob("centroid/*.parquet")))
+    assert 1 <= num_kept < 20
+    for folder in (cut, whole):
+        assert main([*words, str(folder), "--processes", "1"]) == 0
+    assert f"{num_kept} runs were there already" in capsys.readouterr().out
+    found = [read_folder(folder / "centroid") for folder in (cut, whole)]
+    (resumed, _), (straight, _) = found
+    assert [path.name for path in resumed] == [path.name for path in straight]
+    for one, other in zip(resumed.values(), straight.values(), strict=True):
+        for column in one.curves:
+            if column not in ("seconds", "scoring_seconds"):
+                np.testing.assert_array_equal(one.curves[column], other.curves[column])

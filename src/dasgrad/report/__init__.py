@@ -20,11 +20,12 @@ def write_reports(outcomes: Sequence[Outcome], folder: Path) -> tuple[str, list[
         text, written = _write_tables(outcome, folder)
         texts.append(text)
         files += written
-    if not missing_extras(["matplotlib"]):
+    if outcomes[0].experiment.comparisons and not missing_extras(["matplotlib"]):
         from dasgrad.report.figures import draw_cases
 
         files += draw_cases(outcomes, folder / outcomes[0].experiment.name)
-    return "\n\n\n".join([*texts, format_cases(outcomes)]), files
+    compared = [format_cases(outcomes)] if outcomes[0].experiment.comparisons else []
+    return "\n\n\n".join([*texts, *compared]), files
 
 
 def write_report(outcome: Outcome, folder: Path) -> tuple[str, list[Path]]:
