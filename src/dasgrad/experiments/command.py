@@ -46,7 +46,7 @@ def add_run_parser(commands: Any) -> argparse.ArgumentParser:
     whole = arguments.integer(1)
 
     def add(name: str, text: str, **options: Any) -> None:
-        run.add_argument(name, help=f"{text}", **options)
+        run.add_argument(name, help=text, **options)
 
     seeds = f"paired seeds to report; default: {_defaults('num_seeds')}"
     add("--seeds", seeds, type=arguments.integer(2, 10_000), metavar="N")
