@@ -10,7 +10,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,23 @@ def read_record(path: Path, config: RunConfig) -> Record:
         RecordError: when the file is damaged, was not written by this library, has another schema version,
             holds another configuration, or comes from other versions of dasgrad or torch.
     """
+    record = load_record(path)
+    if record.config.as_plain() != config.as_plain():
+        raise RecordError(f"{path}: holds another configuration than its name says")
+    now = current_versions()
+    for name in ("dasgrad", "torch"):
+        if record.versions.get(name) != now[name]:
+            raise RecordError(f"{path}: written with {name} {record.versions.get(name)}, this is {name} {now[name]}")
+    return replace(record, config=config)
+
+
+def load_record(path: Path) -> Record:
+    """The record at ``path``, whatever run it is of, with all its columns of numbers.
+
+    Raises:
+        FileNotFoundError: when there is none.
+        RecordError: when the file is damaged, was not written by this library, or has another schema version.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -135,12 +152,7 @@ def read_record(path: Path, config: RunConfig) -> Record:
     except (pa.ArrowException, OSError) as error:
         raise RecordError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
     about = _parse_metadata(path, (table.schema.metadata or {}).get(METADATA_KEY))
-    if about["config"] != config.as_plain():
-        raise RecordError(f"{path}: holds another configuration than its name says")
-    now = current_versions()
-    for name in ("dasgrad", "torch"):
-        if about["versions"].get(name) != now[name]:
-            raise RecordError(f"{path}: written with {name} {about['versions'].get(name)}, this is {name} {now[name]}")
+    config = _parse_config(path, about["config"])
     return Record(config, _read_curves(path, table), about["versions"], about["machine"])
 
 
@@ -160,9 +172,38 @@ def _parse_metadata(path: Path, raw: bytes | None) -> dict[str, Any]:
     return about
 
 
+def _parse_config(path: Path, plain: dict[str, Any]) -> RunConfig:
+    try:
+        config = RunConfig(**plain)
+    except TypeError as error:
+        raise RecordError(f"{path}: its configuration is not one of this version ({error})") from error
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "experiment": str,
+        "method": str,
+        "lr": (int, float),
+        "seed": int,
+        "num_steps": int,
+        "batch_size": int,
+        "device": str,
+        "options": Mapping,
+    }
+    for name, kind in kinds.items():
+        if not isinstance(getattr(config, name), kind):
+            raise RecordError(f"{path}: its configuration has {name} = {getattr(config, name)!r}")
+    return config
+
+
 def _read_curves(path: Path, table: Any) -> dict[str, NDArray[np.float64]]:
+    """The columns every record has, and those it has besides, as far as they hold numbers."""
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing or table.num_rows == 0:
         reason = f"lacks the columns {', '.join(missing)}" if missing else "has no rows"
         raise RecordError(f"{path}: {reason}")
-    return {name: table.column(name).to_numpy().astype(np.float64) for name in COLUMNS}
+    curves = {}
+    for name in (*COLUMNS, *(name for name in table.column_names if name not in COLUMNS)):
+        values = table.column(name).to_numpy()
+        if np.issubdtype(values.dtype, np.number) or np.issubdtype(values.dtype, np.bool_):
+            curves[name] = values.astype(np.float64)
+        elif name in COLUMNS:
+            raise RecordError(f"{path}: its column {name} holds no numbers")
+    return curves
