@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 import dasgrad
 from dasgrad.experiments.datasets import Split
+from dasgrad.experiments.draws import DrawRecorder
 from dasgrad.experiments.records import COLUMNS, RunConfig
 
 BETAS = (0.9, 0.99)
@@ -113,7 +114,12 @@ def reshuffled_indices(num_examples: int, batch_size: int, seed: int) -> Iterato
         yield from torch.split(torch.randperm(num_examples, generator=generator), batch_size)
 
 
-def trace(problem: Problem, config: RunConfig, cancelled: Callable[[], bool] = lambda: False) -> Curves:
+def trace(
+    problem: Problem,
+    config: RunConfig,
+    cancelled: Callable[[], bool] = lambda: False,
+    draws: DrawRecorder | None = None,
+) -> Curves:
     """Train as ``config`` says and return the curves, one array for each of `COLUMNS`.
 
     The first point is before the first step, the last after the last one.
@@ -122,11 +128,12 @@ def trace(problem: Problem, config: RunConfig, cancelled: Callable[[], bool] = l
         problem: with its data on ``config.device``.
         config: the run.
         cancelled: asked at every evaluation whether to give up.
+        draws: told of the draws of an adaptive method, off the clock.
 
     Raises:
         CancelledError: when ``cancelled()`` says so.
     """
-    run = _Run(problem, config)
+    run = _Run(problem, config, draws)
     rows = [run.measure()]
     for step in range(1, config.num_steps + 1):
         run.take_step()
@@ -141,8 +148,11 @@ def trace(problem: Problem, config: RunConfig, cancelled: Callable[[], bool] = l
 class _Run:
     """A model in training and its meters."""
 
-    def __init__(self, problem: Problem, config: RunConfig) -> None:
+    def __init__(self, problem: Problem, config: RunConfig, draws: DrawRecorder | None) -> None:
         self._problem = problem
+        self._draws = draws
+        self._sampler: dasgrad.AdaptiveSampler | None = None
+        self._drawn: Tensor | None = None
         self._device = torch.device(config.device)
         self._clock = _Clock(self._device)
         self._step = 0
@@ -167,9 +177,11 @@ class _Run:
         train = self._problem.data.train
         scorer = dasgrad.ExampleScorer(self._model, self._problem.loss_fn, self._optimizer)
         sampler = dasgrad.AdaptiveSampler(len(train[1]), config.batch_size, seed=config.seed, device=self._device)
+        self._sampler = sampler
         loader = dasgrad.AdaptiveLoader(train, sampler=sampler, scorer=scorer, refresh=config.refresh)
         loader.on_refresh(self._charge)
         for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
+            self._drawn = batch.indices
             losses = self._problem.loss_fn(self._model(batch.inputs), batch.targets)
             yield batch.weighted_mean(losses), len(batch)
 
@@ -187,9 +199,13 @@ class _Run:
             self._schedule.step()
         self._step += 1
         self._num_gradients += num_examples
+        if self._draws is not None and self._drawn is not None:
+            self._draws.count(self._drawn)
 
     def measure(self) -> tuple[float, ...]:
         """One value for each of `COLUMNS`, off the clock."""
+        if self._draws is not None and self._sampler is not None:
+            self._draws.observe(self._step, self._sampler.probabilities, self._sampler.weights)
         quality: list[float] = []
         with torch.no_grad():
             for inputs, targets in (self._problem.data.train, self._problem.data.test):

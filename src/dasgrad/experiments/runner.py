@@ -23,6 +23,7 @@ import torch
 from tqdm import tqdm
 
 from dasgrad.experiments.curves import METHODS, Problem, evaluation_interval, resolve_options, trace
+from dasgrad.experiments.draws import DrawRecorder, draws_name, write_draws
 from dasgrad.experiments.records import (
     Record,
     RecordError,
@@ -170,7 +171,12 @@ def perform(config: RunConfig, path: Path, cancelled: Callable[[], bool] = lambd
     """Do one run and write its record."""
     problem = _load_problem(config.experiment, config.device)
     _warm_up(config.experiment, config.method, config.device)
-    record = Record(config, trace(problem, config, cancelled), current_versions(), describe_machine())
+    inputs, targets = problem.data.train
+    # One seed shows what is drawn; its file comes first, so that a record is never without it.
+    draws = DrawRecorder(len(targets)) if METHODS[config.method].adaptive and config.seed == 0 else None
+    record = Record(config, trace(problem, config, cancelled, draws), current_versions(), describe_machine())
+    if draws is not None:
+        write_draws(path.with_name(draws_name(path.name)), draws.finish(inputs, targets))
     write_record(path, record)
     return record
 
