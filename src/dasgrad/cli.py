@@ -1,4 +1,4 @@
-"""The command ``dasgrad``: reproduce the experiments, with records, a table and a figure."""
+"""The command ``dasgrad``: reproduce the experiments, with records, tables, figures and a page."""
 
 import argparse
 import importlib.util
@@ -12,6 +12,7 @@ import torch
 import dasgrad
 from dasgrad.experiments import EXPERIMENTS, Experiment, Settings, find_experiment
 from dasgrad.experiments.datasets.command import add_data_parser, run_data_command
+from dasgrad.report.command import add_report_parser, run_report_command
 
 EXTRA = ("matplotlib", "pyarrow", "sklearn", "tqdm")
 INSTALL = 'pip install "dasgrad[experiments]"'
@@ -20,6 +21,7 @@ examples:
   dasgrad run digits                          the default: a table and a figure under runs/digits
   dasgrad run digits --seeds 5 --steps 300    quicker
   dasgrad run digits --refresh 50 --out old   how much do older scores cost?
+  dasgrad report runs                         one page of all the runs there
   dasgrad data list                           the data sets, and which of them are here
 
 Finished runs are kept: the same command again goes on after an interruption, and repeats nothing."""
@@ -38,8 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_data_command(options)
     missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"dasgrad run needs {', '.join(missing)}: {INSTALL}", file=sys.stderr)
+        print(f"dasgrad {options.command} needs {', '.join(missing)}: {INSTALL}", file=sys.stderr)
         return 1
+    if options.command == "report":
+        return run_report_command(options)
     experiment: Experiment = options.experiment
     settings = _read_settings(run_parser, experiment, options)
     folder: Path = options.out / experiment.name
@@ -95,6 +99,7 @@ def build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     run.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="default: %(default)s")
     run.add_argument("--device", type=_device, default="cpu", metavar="DEVICE", help="cpu or cuda; default: cpu")
     run.add_argument("--processes", type=whole, metavar="N", help="runs at a time; default: one per core")
+    add_report_parser(commands)
     add_data_parser(commands)
     return parser, run
 
@@ -102,7 +107,7 @@ def build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 def _run(experiment: Experiment, settings: Settings, folder: Path, processes: int | None, arguments: list[str]) -> int:
     # Imported here, after the extra was found to be installed.
     from dasgrad.experiments.runner import Interrupted, run_experiment
-    from dasgrad.report import write_report
+    from dasgrad.report.writing import write_report
 
     try:
         outcome = run_experiment(experiment, settings, folder, num_processes=processes)

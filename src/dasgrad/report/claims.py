@@ -211,8 +211,8 @@ def _difference_of_means(larger: Array, smaller: Array) -> Interval:
 
 
 def _describe(run_set: RunSet, sets: Sequence[RunSet], ours: Series, baseline: Series, quantity: Quantity) -> str:
-    word = "lower" if quantity.less_is_better else "higher"
-    return f"{_where(run_set, sets)}{ours.name}: final {quantity.label} {word} than {baseline.name}'s"
+    word = "below" if quantity.less_is_better else "above"
+    return f"{_where(run_set, sets)}{ours.name}: final {quantity.label} {word} {baseline.name}'s by"
 
 
 def _where(run_set: RunSet, sets: Sequence[RunSet]) -> str:

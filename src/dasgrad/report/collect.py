@@ -197,8 +197,7 @@ def _split_into_series(
 def _tell_apart(records: Sequence[Record]) -> list[str]:
     """For variants of one method, the settings in which they differ; empty for a single one."""
     plain = [
-        {"lr": r.config.lr, "refresh": r.config.refresh, **{k: v for k, v in r.config.options.items()}}
-        for r in records
+        {"lr": r.config.lr, "refresh": r.config.refresh, **r.config.options} for r in records
     ]
     keys = [key for key in dict.fromkeys(k for p in plain for k in p) if len({_stable(p.get(key)) for p in plain}) > 1]
     return [", ".join(f"{key} {_plainly(p.get(key))}" for key in keys) for p in plain]

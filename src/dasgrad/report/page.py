@@ -15,7 +15,15 @@ from dasgrad.experiments.registry import EXPERIMENTS
 from dasgrad.experiments.statistics import Band, Interval, first_reaching, stack
 from dasgrad.report.claims import CLAIMS, Judgement, judge
 from dasgrad.report.collect import Collection, RunSet, Series
-from dasgrad.report.paired import AXES, QUANTITIES, axis_values, band_of, final_improvement, improvement_curve, interval_of
+from dasgrad.report.paired import (
+    AXES,
+    QUANTITIES,
+    axis_values,
+    band_of,
+    final_improvement,
+    improvement_curve,
+    interval_of,
+)
 from dasgrad.report.pictures import as_data_uri
 from dasgrad.report.styles import STYLES, Style, assign_styles
 
@@ -81,7 +89,7 @@ def comparisons_of(run_set: RunSet) -> list[tuple[Series, Series, list[int]]]:
     pairs = [(o, b) for method, base in wanted for o, b in everything if (o.method, b.method) == (method, base)]
     compared = {series.name for pair in pairs for series in pair}
     pairs += [(o, b) for o, b in everything if not b.adaptive and (o.name not in compared or not pairs)]
-    found = {}
+    found: dict[tuple[str, str], tuple[Series, Series, list[int]]] = {}
     for ours, baseline in pairs:
         seeds = sorted(set(ours.seeds) & set(baseline.seeds))
         if seeds:

@@ -4,7 +4,6 @@
 
 const CHART_HEIGHT = 270;
 const MARGIN = { top: 12, right: 14, bottom: 40, left: 62 };
-const EARLY_SHARE = 0.05; /* of the axis: there accuracy climbs from chance, and charts of it do not zoom out to that */
 
 let chartCount = 0;
 
@@ -12,7 +11,8 @@ class LineChart {
   /*
    * options: name, title, note, about (for readers of the screen),
    *   lines() -> [{name, label, color, dash, x, mean, low, high}], mean or band may be missing,
-   *   axis() -> {label, format}, logarithmic() -> bool, format(value), tick(value), zero, settled, uniform
+   *   axis() -> {label, format}, logarithmic() -> bool, format(value), tick(value), zero (a line to be in view), most,
+   *   settled: the share of the axis whose steep beginning does not decide what is in view
    */
   constructor(options) {
     this.options = options;
@@ -71,7 +71,7 @@ class LineChart {
   findDomain(wantLog) {
     const xs = [];
     const ys = [];
-    const from = this.options.settled ? EARLY_SHARE * Math.max(...this.lines.flatMap((line) => line.x.filter(isNumber))) : -Infinity;
+    const from = (this.options.settled || 0) * Math.max(...this.lines.flatMap((line) => line.x.filter(isNumber)));
     for (const line of this.lines) {
       xs.push(...line.x.filter(isNumber));
       for (const values of [line.mean, line.low, line.high]) {
@@ -223,6 +223,9 @@ class LineChart {
     const scale = this.plot.clientWidth / this.width;
     const room = this.plot.clientWidth - this.tip.offsetWidth;
     const beside = pixel * scale > this.plot.clientWidth / 2 ? pixel * scale - this.tip.offsetWidth - 12 : pixel * scale + 12;
+    const box = this.plot.getBoundingClientRect();
+    const below = box.bottom + this.tip.offsetHeight < window.innerHeight || box.top < this.tip.offsetHeight + 60;
+    this.tip.style.top = below ? "100%" : `${-this.tip.offsetHeight}px`;
     this.tip.style.left = `${Math.max(0, Math.min(room, beside))}px`;
     if (aloud) this.spoken.textContent = `${heading}: ${rows.map(({ line, text }) => `${line.label} ${text}`).join("; ")}`;
     return undefined;

@@ -30,19 +30,19 @@ function isNumber(value) {
 }
 
 function trim(text) {
-  return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+  return (text.includes(".") ? text.replace(/\.?0+$/, "") : text).replace("-", "−");
 }
 
 /* A number in about four figures, with separators between thousands. */
 function formatNumber(value, figures = 4) {
   if (!isNumber(value)) return "–";
-  if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e7 || size < 1e-4) return value.toExponential(Math.max(0, figures - 2)).replace("e+", "e").replace("-", "−").replace("e-", "e−");
-  const decimals = Math.max(0, figures - 1 - Math.floor(Math.log10(size)));
+  const whole = Number.isInteger(value) && size < 1e9;
+  if (!whole && (size >= 1e7 || size < 1e-4)) return value.toExponential(Math.max(0, figures - 2)).replace("e+", "e").replaceAll("-", "−");
+  const decimals = whole ? 0 : Math.max(0, figures - 1 - Math.floor(Math.log10(size)));
   const text = value.toFixed(Math.min(decimals, 12));
-  const [whole, rest] = text.replace("-", "").split(".");
-  const grouped = whole.replace(/\B(?=(\d{3})+$)/g, ",");
+  const [front, rest] = text.replace("-", "").split(".");
+  const grouped = front.replace(/\B(?=(\d{3})+$)/g, ",");
   return (value < 0 ? "−" : "") + (rest ? `${grouped}.${rest}` : grouped);
 }
 
@@ -66,6 +66,12 @@ function formatInterval(value, format) {
   if (!value || !isNumber(value.mean)) return "–";
   if (!isNumber(value.low) || !isNumber(value.high)) return format(value.mean);
   return `${format(value.mean)} [${format(value.low)}, ${format(value.high)}]`;
+}
+
+/* The same in two lines for a table. */
+function intervalCell(value, format) {
+  const known = value && isNumber(value.low) && isNumber(value.high);
+  return make("td", {}, format(value ? value.mean : null), known ? make("div", { class: "note" }, `[${format(value.low)}, ${format(value.high)}]`) : null);
 }
 
 /* Round numbers between two ends: about `count` of them. */

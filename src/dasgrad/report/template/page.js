@@ -80,6 +80,8 @@ function findingsList(findings) {
 }
 
 function buildClaims(page) {
+  const judged = page.claims.filter((claim) => claim.verdict !== "not run");
+  const open = page.claims.filter((claim) => claim.verdict === "not run");
   return make(
     "section",
     { id: "claims", "aria-labelledby": "claims-title" },
@@ -93,7 +95,7 @@ function buildClaims(page) {
       "table",
       { class: "claims" },
       make("thead", {}, make("tr", {}, ["claim", "verdict", "numbers"].map((cell) => make("th", { scope: "col" }, cell)))),
-      make("tbody", {}, page.claims.map((claim) => buildClaim(claim, page))),
+      make("tbody", {}, [...judged, ...open].map((claim) => buildClaim(claim, page))),
     ),
   );
 }

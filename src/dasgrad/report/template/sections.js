@@ -66,7 +66,7 @@ class SetSection {
         { type: "button", class: "method", "aria-pressed": !this.hidden.has(series.name) ? "true" : "false", "data-name": series.name },
         lineSample(series, true),
         series.label,
-        make("span", { class: "rate" }, `α = ${formatNumber(series.lr, 2)}`),
+        make("span", { class: "rate" }, `α = ${trim(formatNumber(series.lr, 3))}`),
       );
       button.addEventListener("click", () => {
         if (this.hidden.has(series.name)) this.hidden.delete(series.name);
@@ -102,7 +102,7 @@ class SetSection {
           logarithmic: () => loss && this.state.scale === "log",
           format: loss ? FORMATS.number : FORMATS.share,
           tick: loss ? undefined : (value) => `${trim((100 * value).toFixed(2))} %`,
-          settled: !loss,
+          settled: loss ? 0 : 0.05,
           most: loss ? undefined : 1,
         }),
       ),
@@ -121,7 +121,7 @@ class SetSection {
     const chart = new LineChart({
       name: "improvement",
       title: "Paired improvement",
-      note: "over a baseline, seed by seed; relative for losses, percentage points for accuracies",
+      note: "over a baseline, seed by seed; relative for losses, percentage points for accuracies; the first quarter may leave the frame",
       about: `Paired improvement over the baselines, ${this.set.title}`,
       controls: make("label", { class: "choice" }, "in ", choice),
       lines: () => comparisons.map((own) => this.comparisonLine(own)).filter((line) => line !== null),
@@ -129,7 +129,7 @@ class SetSection {
       format: (value) => format()(value),
       tick: (value) => signed(value, `${trim((100 * value).toFixed(2))}${format() === FORMATS.gain ? " %" : ""}`),
       zero: 0,
-      settled: true,
+      settled: 0.25,
     });
     choice.addEventListener("change", () => {
       this.gained = choice.value;
@@ -218,13 +218,13 @@ class SetSection {
     const reference = labelOf(this.set, this.set.reference);
     const head = ["method", "seeds", "training loss", "held-out loss", "training accuracy", "held-out accuracy", "seconds", "steps", "evaluations", "seconds"];
     const rows = this.set.series.map((series) => {
-      const share = (column) => formatInterval(series.final[column], FORMATS.share);
-      const loss = (column) => formatInterval(series.final[column], FORMATS.number);
+      const share = (column) => intervalCell(series.final[column], FORMATS.share);
+      const loss = (column) => intervalCell(series.final[column], FORMATS.number);
       const reached = series.reached
         ? [formatNumber(series.reached.step), formatNumber(series.reached.evaluations), formatNumber(series.reached.seconds, 3)]
         : ["not reached", "–", "–"];
-      const cells = [series.seeds, loss("train_loss"), loss("test_loss"), share("train_accuracy"), share("test_accuracy"), formatInterval(series.final.seconds, (value) => formatNumber(value, 3)), ...reached];
-      return make("tr", {}, make("th", { scope: "row" }, lineSample(series, false), series.label), cells.map((cell) => make("td", {}, cell)));
+      const cells = [series.seeds, loss("train_loss"), loss("test_loss"), share("train_accuracy"), share("test_accuracy"), intervalCell(series.final.seconds, (value) => formatNumber(value, 3)), ...reached];
+      return make("tr", {}, make("th", { scope: "row" }, lineSample(series, false), series.label), cells.map((cell) => (cell instanceof Node ? cell : make("td", {}, cell))));
     });
     return make(
       "section",
