@@ -107,7 +107,7 @@ def build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 def _run(experiment: Experiment, settings: Settings, folder: Path, processes: int | None, arguments: list[str]) -> int:
     # Imported here, after the extra was found to be installed.
     from dasgrad.experiments.runner import Interrupted, run_experiment
-    from dasgrad.report.writing import write_report
+    from dasgrad.report import write_report
 
     try:
         outcome = run_experiment(experiment, settings, folder, num_processes=processes)

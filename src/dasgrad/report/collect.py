@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +76,7 @@ class RunSet:
     series: tuple[Series, ...]
     num_tuning_runs: int = 0
     problem: dict[str, Any] = field(default_factory=dict)
-    """Those of `PROBLEM_OPTIONS` that its runs have."""
+    """The case of the experiment that its runs are of, and those of `PROBLEM_OPTIONS` that they have."""
 
     @property
     def experiment(self) -> str:
@@ -142,8 +143,9 @@ def _files(folder: Path, ignore: set[Path]) -> list[Path]:
 
 def _is_own_output(path: Path) -> bool:
     """Whether `dasgrad run` writes a file of this name beside its records."""
-    figures = {f"{path.parent.name}{suffix}" for suffix in (".png", ".svg")}
-    return path.name == "summary.csv" or path.name in figures
+    case = r"(-[\w.-]+)?"
+    own = rf"summary{case}\.csv|{re.escape(path.parent.name)}{case}\.(png|svg)"
+    return re.fullmatch(own, path.name) is not None
 
 
 def _split_into_sets(
@@ -155,7 +157,7 @@ def _split_into_sets(
         setting = (config.experiment, config.num_steps, config.batch_size, config.evaluation_interval, config.device)
         groups[_stable([*setting, _problem_of(record)])].append((name, record))
     sets = []
-    for _, group in sorted(groups.items()):
+    for _, group in sorted(groups.items(), key=lambda item: _in_order(item[0])):
         reported = [(name, record) for name, record in group if record.config.seed < TUNING_SEED_OFFSET]
         if not reported:
             config = group[0][1].config
@@ -196,9 +198,7 @@ def _split_into_series(
 
 def _tell_apart(records: Sequence[Record]) -> list[str]:
     """For variants of one method, the settings in which they differ; empty for a single one."""
-    plain = [
-        {"lr": r.config.lr, "refresh": r.config.refresh, **r.config.options} for r in records
-    ]
+    plain = [{"lr": r.config.lr, "refresh": r.config.refresh, **r.config.options} for r in records]
     keys = [key for key in dict.fromkeys(k for p in plain for k in p) if len({_stable(p.get(key)) for p in plain}) > 1]
     return [", ".join(f"{key} {_plainly(p.get(key))}" for key in keys) for p in plain]
 
@@ -208,7 +208,7 @@ def _name_apart(sets: Sequence[RunSet]) -> list[RunSet]:
     configs = [s.series[0].runs[0].config for s in sets]
     names = [s.experiment for s in sets]
     parts = [
-        [", ".join(f"{key} {_plainly(value)}" for key, value in s.problem.items()) for s in sets],
+        [_describe_problem(s.problem) for s in sets],
         [f"{config.num_steps:,} steps" for config in configs],
         [f"batch {config.batch_size}" for config in configs],
         [config.device for config in configs],
@@ -225,8 +225,21 @@ def _name_apart(sets: Sequence[RunSet]) -> list[RunSet]:
     return [RunSet(n, s.folder, s.series, s.num_tuning_runs, s.problem) for n, s in zip(names, sets, strict=True)]
 
 
+def _in_order(text: str) -> list[Any]:
+    """A key by which numbers in names come in their order: 2 before 10."""
+    return [float(part) if k % 2 else part for k, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", text))]
+
+
 def _problem_of(record: Record) -> dict[str, Any]:
-    return {key: record.config.options[key] for key in PROBLEM_OPTIONS if key in record.config.options}
+    case = getattr(record.config, "case", "")
+    named = {"case": case} if case else {}
+    return named | {key: record.config.options[key] for key in PROBLEM_OPTIONS if key in record.config.options}
+
+
+def _describe_problem(problem: dict[str, Any]) -> str:
+    if "case" in problem:
+        return str(problem["case"])
+    return ", ".join(f"{key} {_plainly(value)}" for key, value in problem.items())
 
 
 def _stable(value: Any) -> str:

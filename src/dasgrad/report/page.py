@@ -15,6 +15,7 @@ from dasgrad.experiments.registry import EXPERIMENTS
 from dasgrad.experiments.statistics import Band, Interval, first_reaching, stack
 from dasgrad.report.claims import CLAIMS, Judgement, judge
 from dasgrad.report.collect import Collection, RunSet, Series
+from dasgrad.report.comparisons import comparisons_of, reference_of
 from dasgrad.report.paired import (
     AXES,
     QUANTITIES,
@@ -27,7 +28,6 @@ from dasgrad.report.paired import (
 from dasgrad.report.pictures import as_data_uri
 from dasgrad.report.styles import STYLES, Style, assign_styles
 
-MAX_COMPARISONS = 12
 MAX_SHOWN = 8
 """Methods drawn at first; more have their buttons, not pressed."""
 DIAGNOSTICS = {
@@ -75,34 +75,6 @@ def styles_of(run_set: RunSet) -> dict[str, Style]:
             styles[series.name] = Style(own.label + series.name.removeprefix(series.method), own.color, own.dash)
             first[series.method] = series.name
     return styles
-
-
-def comparisons_of(run_set: RunSet) -> list[tuple[Series, Series, list[int]]]:
-    """Pairs (series, baseline, common seeds) worth a curve.
-
-    Those the experiment names come first, then the paper's, then for methods not in either, all adaptive ones against
-    all others; pairs without a common seed are left out.
-    """
-    known = EXPERIMENTS.get(run_set.experiment)
-    wanted = [*(known.comparisons if known else ()), ("dasgrad", "amsgrad"), ("dasgrad", "adam")]
-    everything = [(ours, other) for ours in run_set.series if ours.adaptive for other in run_set.series]
-    pairs = [(o, b) for method, base in wanted for o, b in everything if (o.method, b.method) == (method, base)]
-    compared = {series.name for pair in pairs for series in pair}
-    pairs += [(o, b) for o, b in everything if not b.adaptive and (o.name not in compared or not pairs)]
-    found: dict[tuple[str, str], tuple[Series, Series, list[int]]] = {}
-    for ours, baseline in pairs:
-        seeds = sorted(set(ours.seeds) & set(baseline.seeds))
-        if seeds:
-            found.setdefault((ours.name, baseline.name), (ours, baseline, seeds))
-    return list(found.values())[:MAX_COMPARISONS]
-
-
-def reference_of(run_set: RunSet) -> Series:
-    """The baseline whose final loss is the mark to reach: the experiment's, AMSGrad, or the first there is."""
-    known = EXPERIMENTS.get(run_set.experiment)
-    wanted = (known.reference if known else "amsgrad", "amsgrad")
-    others = [series for series in run_set.series if not series.adaptive] or list(run_set.series)
-    return next((series for name in wanted for series in others if series.method == name), others[0])
 
 
 def _describe_set(run_set: RunSet, name: str) -> dict[str, Any]:

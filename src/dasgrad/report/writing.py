@@ -1,31 +1,15 @@
-"""Reports on disk: of an experiment that was just run, and of all the runs in a folder."""
+"""The report of a folder on disk: a page, a table and figures."""
 
 import re
 from pathlib import Path
 
 from dasgrad import atomic
-from dasgrad.experiments.runner import Outcome
-from dasgrad.experiments.statistics import summarise
 from dasgrad.report.collect import Collection, RunSet
-from dasgrad.report.figures import Panels, draw_figure, panels_of
+from dasgrad.report.comparisons import comparisons_of
+from dasgrad.report.figures import Panels, draw_figure
 from dasgrad.report.html import render_page
-from dasgrad.report.page import build_page, comparisons_of, styles_of, title_of
-from dasgrad.report.tables import format_summary, write_csv, write_page_csv
-
-__all__ = ["figures_folder", "write_page", "write_report"]
-
-
-def write_report(outcome: Outcome, folder: Path) -> tuple[str, list[Path]]:
-    """Write ``summary.csv`` and the figure into ``folder``.
-
-    Returns:
-        The summary as text of at most 100 columns, and the files written.
-    """
-    summary = summarise(outcome.records, outcome.experiment.comparisons, outcome.experiment.reference)
-    table = folder / "summary.csv"
-    write_csv(summary, table)
-    figures = draw_figure(panels_of(outcome), folder / outcome.experiment.name)
-    return format_summary(summary, outcome), [table, *figures]
+from dasgrad.report.page import build_page, styles_of, title_of
+from dasgrad.report.tables import write_page_csv
 
 
 def write_page(collection: Collection, name: str, path: Path) -> list[Path]:
