@@ -6,6 +6,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +15,14 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 TIMEOUT_SECONDS = 60.0
+# The protocol is spoken on descriptors 3 and 4: put the pipes there, by way of numbers that are neither.
+LAUNCHER = """
+import fcntl, os, sys
+high = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
+for descriptor, place in zip(high, (3, 4)):
+    os.dup2(descriptor, place)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find_chromium() -> str | None:
@@ -41,9 +50,8 @@ class Chromium:
             "--remote-debugging-pipe",
             "about:blank",
         ]
-        # The protocol is spoken on descriptors 3 and 4; a shell puts the pipes there.
         self._process = subprocess.Popen(
-            ["sh", "-c", f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}', program, *arguments],
+            [sys.executable, "-c", LAUNCHER, str(theirs_in), str(theirs_out), program, *arguments],
             pass_fds=(theirs_in, theirs_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -54,8 +62,16 @@ class Chromium:
         self._last = 0
         self._session: str | None = None
         self.events: list[dict[str, Any]] = []
+        try:
+            self._attach()
+        except RuntimeError:
+            self.close()
+            raise
+
+    def _attach(self) -> None:
         targets = self.call("Target.getTargets")["targetInfos"]
-        target = next(t["targetId"] for t in targets if t["type"] == "page")
+        pages = [target["targetId"] for target in targets if target["type"] == "page"]
+        target = pages[0] if pages else self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")

@@ -3,7 +3,7 @@
 from dasgrad.experiments.registry import EXPERIMENTS
 from dasgrad.report.collect import RunSet, Series
 
-MAX_COMPARISONS = 12
+MAX_COMPARISONS = 8
 
 
 def comparisons_of(run_set: RunSet) -> list[tuple[Series, Series, list[int]]]:

@@ -147,7 +147,11 @@ def _describe_comparison(ours: Series, baseline: Series, seeds: list[int]) -> di
         curves[quantity.column] = {}
         for axis in AXES:
             positions, band = improvement_curve(own, other, quantity, axis)
-            curves[quantity.column][axis] = {"x": _numbers(positions), **_band(band)}
+            # Points are evenly spaced, or those of the method itself: the page makes them again.
+            known = np.array_equal(positions, own[0].curves[axis]) if axis == "step" else False
+            where = {} if known else {"end": _number(positions[-1])}
+            shares = Band(*(np.round(values, 5) for values in (band.mean, band.low, band.high)))
+            curves[quantity.column][axis] = {**where, **_band(shares)}
     finals = {q.column: _interval(final_improvement(own, other, q)) for q in QUANTITIES}
     return {"ours": ours.name, "baseline": baseline.name, "seeds": len(seeds), "curves": curves, "final": finals}
 

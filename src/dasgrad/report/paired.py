@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from dasgrad.experiments.records import Record
 from dasgrad.experiments.statistics import Band, Interval, mean_band, mean_interval, relative_band, stack
 
-NUM_POINTS = 51
+NUM_POINTS = 31
+"""Of a curve on an axis on which runs were not measured at the same points."""
 AXES = ("step", "evaluations", "seconds")
 """Steps; examples whose gradients were computed, for a step or for a score; seconds, scoring included."""
 

@@ -12,6 +12,7 @@ class LineChart {
    * options: name, title, note, about (for readers of the screen),
    *   lines() -> [{name, label, color, dash, x, mean, low, high}], mean or band may be missing,
    *   axis() -> {label, format}, logarithmic() -> bool, format(value), tick(value), zero (a line to be in view), most,
+   *   key (whether to name the lines below),
    *   settled: the share of the axis whose steep beginning does not decide what is in view
    */
   constructor(options) {
@@ -22,12 +23,14 @@ class LineChart {
     this.tip = make("div", { class: "tip", hidden: true });
     this.spoken = make("p", { class: "spoken", "aria-live": "polite" });
     this.plot.append(this.tip);
+    this.key = options.key ? make("ul", { class: "key" }) : null;
     this.node = make(
       "figure",
       { class: "chart", "data-figure": options.name },
       make("figcaption", {}, make("strong", {}, options.title), options.note ? make("span", { class: "note" }, options.note) : null),
       options.controls || null,
       this.plot,
+      this.key,
       this.spoken,
     );
   }
@@ -50,6 +53,7 @@ class LineChart {
     this.picture = picture;
     this.plot.prepend(picture);
     this.hideCursor();
+    if (this.key) this.key.replaceChildren(...this.lines.map((line) => make("li", {}, lineSample(line, !line.mean), line.label)));
     const domain = this.findDomain(logarithmic ? logarithmic() : false);
     if (!domain) {
       picture.append(draw("text", { x: width / 2, y: height / 2, class: "empty" }, this.lines.length ? "no values" : "every method is hidden"));

@@ -102,7 +102,8 @@ function logTicks(low, high) {
 
 function lineSample(style, withBand) {
   const sample = draw("svg", { class: "sample", width: 34, height: 14, viewBox: "0 0 34 14", "aria-hidden": "true" });
-  if (withBand) sample.append(draw("rect", { x: 0, y: 1, width: 34, height: 12, fill: style.color, opacity: 0.18 }));
+  if (withBand) sample.append(draw("rect", { x: 0, y: 1, width: 34, height: 12, fill: style.color, opacity: style.opacity || 0.18 }));
+  if (style.opacity) return sample;
   sample.append(draw("line", { x1: 1, x2: 33, y1: 7, y2: 7, stroke: style.color, "stroke-width": 2.4, "stroke-dasharray": dashOf(style, 2.4) }));
   return sample;
 }

@@ -129,6 +129,7 @@ class SetSection {
       format: (value) => format()(value),
       tick: (value) => signed(value, `${trim((100 * value).toFixed(2))}${format() === FORMATS.gain ? " %" : ""}`),
       zero: 0,
+      key: true,
       settled: 0.25,
     });
     choice.addEventListener("change", () => {
@@ -144,7 +145,10 @@ class SetSection {
     const first = this.set.comparisons.find((other) => other.ours === own.ours) === own;
     const style = first ? ours : { color: baseline.color, dash: baseline.dash.length ? baseline.dash : [3, 1] };
     const label = `${ours.label} over ${baseline.label}`;
-    return { name: `${own.ours}/${own.baseline}`, label, color: style.color, dash: style.dash, ...own.curves[this.gained][this.state.axis] };
+    const curve = own.curves[this.gained][this.state.axis];
+    const last = Math.max(1, curve.mean.length - 1);
+    const x = isNumber(curve.end) ? curve.mean.map((_, k) => (k / last) * curve.end) : ours.x.step;
+    return { name: `${own.ours}/${own.baseline}`, label, color: style.color, dash: style.dash, ...curve, x };
   }
 
   costs() {
@@ -209,6 +213,7 @@ class SetSection {
           logarithmic: () => true,
           format: (value) => formatNumber(value, 3),
           zero: 1,
+          key: true,
         }),
       );
     });
