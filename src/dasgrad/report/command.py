@@ -61,7 +61,7 @@ def run_report_command(options: argparse.Namespace) -> int:
         print(f"dasgrad: {error}. The records are as they were.", file=sys.stderr)
         return 1
     num_runs = sum(len(series.runs) for run_set in collection.sets for series in run_set.series)
-    print(f"{path}: {num_runs} runs of {', '.join(run_set.name for run_set in collection.sets)}")
+    print(f"{path}: {num_runs} runs of {'; '.join(run_set.name for run_set in collection.sets)}")
     print(f"Beside it: {files[1]}, and {len(files) - 2} figures in {figures_folder(path)}")
     return 0
 

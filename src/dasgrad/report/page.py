@@ -13,7 +13,7 @@ from dasgrad.experiments.draws import Draws
 from dasgrad.experiments.records import COLUMNS
 from dasgrad.experiments.registry import EXPERIMENTS
 from dasgrad.experiments.statistics import Band, Interval, first_reaching, stack
-from dasgrad.report.claims import CLAIMS, Judgement, judge
+from dasgrad.report.claims import CLAIMS, Judgement, judge, variance_of
 from dasgrad.report.collect import Collection, RunSet, Series
 from dasgrad.report.comparisons import comparisons_of, reference_of
 from dasgrad.report.paired import (
@@ -52,7 +52,10 @@ def build_page(collection: Collection, name: str) -> dict[str, Any]:
             {"column": q.column, "label": q.label, "relative": q.relative, "lessIsBetter": q.less_is_better}
             for q in QUANTITIES
         ],
-        "sets": [_describe_set(run_set, f"set{k}") for k, run_set in enumerate(collection.sets)],
+        "sets": [
+            _describe_set(run_set, f"set{k}", _is_folded(collection, k)) for k, run_set in enumerate(collection.sets)
+        ],
+        "trends": _describe_trends(collection.sets),
         "leftOut": [{"file": left.file, "reason": left.reason} for left in collection.left_out],
     }
 
@@ -77,7 +80,50 @@ def styles_of(run_set: RunSet) -> dict[str, Style]:
     return styles
 
 
-def _describe_set(run_set: RunSet, name: str) -> dict[str, Any]:
+def _is_folded(collection: Collection, position: int) -> bool:
+    """Whether an experiment has so many sets that all but its first begin folded up."""
+    mine = [k for k, s in enumerate(collection.sets) if s.experiment == collection.sets[position].experiment]
+    return len(mine) > 2 and position != mine[0]
+
+
+def _describe_trends(sets: Sequence[RunSet]) -> list[dict[str, Any]]:
+    """For experiments run at several variances, the final improvement against the variance."""
+    trends: dict[tuple[str, str], dict[tuple[str, str], dict[float, Interval]]] = {}
+    styles: dict[str, Style] = {}
+    for run_set in sets:
+        variance = variance_of(run_set) if run_set.problem else None
+        if variance is None or variance <= 0:
+            continue
+        styles |= styles_of(run_set)
+        lines = trends.setdefault((run_set.experiment, str(run_set.problem.get("problem", ""))), {})
+        for ours, baseline, seeds in comparisons_of(run_set):
+            value = final_improvement(ours.at(seeds), baseline.at(seeds), QUANTITIES[0])
+            lines.setdefault((ours.method, baseline.method), {})[variance] = value
+    return [
+        {
+            "experiment": getattr(EXPERIMENTS.get(experiment), "title", experiment),
+            "kind": kind,
+            "lines": [_describe_trend(pair, dict(sorted(values.items())), styles) for pair, values in lines.items()],
+        }
+        for (experiment, kind), lines in trends.items()
+        if max(len(values) for values in lines.values()) > 1
+    ]
+
+
+def _describe_trend(pair: tuple[str, str], values: dict[float, Interval], styles: dict[str, Style]) -> dict[str, Any]:
+    own, other = (styles.get(name) or assign_styles([name])[name] for name in pair)
+    band = Band(*(np.array([getattr(value, key) for value in values.values()]) for key in ("mean", "low", "high")))
+    return {
+        "name": "/".join(pair),
+        "label": f"{own.label} over {other.label}",
+        "color": own.color if pair[1] in ("amsgrad", "amsgrad-iid") else other.color,
+        "dash": list(own.dash if pair[1] in ("amsgrad", "amsgrad-iid") else other.dash or (3.0, 1.0)),
+        "x": _numbers(values),
+        **_band(band),
+    }
+
+
+def _describe_set(run_set: RunSet, name: str, folded: bool) -> dict[str, Any]:
     config = run_set.series[0].runs[0].config
     comparisons, styles, reference = comparisons_of(run_set), styles_of(run_set), reference_of(run_set)
     extra = [c for c in dict.fromkeys(c for s in run_set.series for c in s.runs[0].curves) if c not in COLUMNS]
@@ -89,6 +135,7 @@ def _describe_set(run_set: RunSet, name: str) -> dict[str, Any]:
         "id": name,
         "name": run_set.name,
         "title": title_of(run_set),
+        "folded": folded,
         "settings": {
             "experiment": run_set.experiment,
             "folder": run_set.folder,

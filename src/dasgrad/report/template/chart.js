@@ -100,7 +100,7 @@ class LineChart {
       [low, high] = [touchesZero ? 0 : low - pad, high + pad];
       if (this.options.most && high > this.options.most) high = this.options.most + 0.2 * pad;
     }
-    const start = xs.reduce((a, b) => Math.min(a, b), 0);
+    const start = xs.reduce((a, b) => Math.min(a, b), this.axis.tick ? Infinity : 0);
     const end = xs.reduce((a, b) => Math.max(a, b));
     return { x: [start, end > start ? end : start + 1], y: [low, high], log };
   }
@@ -129,7 +129,7 @@ class LineChart {
     for (const value of linearTicks(...domain.x, Math.max(2, Math.min(6, width / 90)))) {
       const x = this.xToPixel(value);
       axes.append(draw("line", { class: "grid", x1: x, x2: x, y1: MARGIN.top, y2: bottom }));
-      axes.append(draw("text", { class: "xtick", x, y: bottom + 17 }, shortNumber(value)));
+      axes.append(draw("text", { class: "xtick", x, y: bottom + 17 }, (this.axis.tick || shortNumber)(value)));
     }
     axes.append(draw("line", { class: "edge", x1: MARGIN.left, x2: width - MARGIN.right, y1: bottom, y2: bottom }));
     axes.append(draw("text", { class: "xlabel", x: (MARGIN.left + width - MARGIN.right) / 2, y: height - 5 }, this.axis.label));

@@ -114,14 +114,41 @@ function buildFooter(page) {
   foot.append(make("p", { class: "note" }, "Axes: a scored example counts as one gradient evaluation; seconds are of training and scoring, not of measuring. On the axes of evaluations and seconds, improvements compare runs at the same cost, by straight lines between measurements."));
 }
 
+/* A link to a section that is folded up unfolds it. */
+function openTarget() {
+  const section = document.getElementById(window.location.hash.slice(1));
+  const folded = section && section.querySelector("details.fold");
+  if (folded) folded.open = true;
+}
+
+/* Experiments at several variances: the final improvement against the variance. */
+function buildTrends(page) {
+  const power = (x) => trim(formatNumber(Number((10 ** x).toPrecision(3)), 3));
+  return page.trends.map(
+    (trend, k) =>
+      new LineChart({
+        name: `trend${k}`,
+        title: `${trend.experiment}${trend.kind ? `, ${trend.kind}` : ""}`,
+        note: "paired improvement in final training loss against the variance of the features",
+        lines: () => trend.lines.map((line) => ({ ...line, x: line.x.map(Math.log10) })),
+        axis: () => ({ label: "variance, log scale", format: (x) => `variance ${power(x)}`, tick: power }),
+        format: FORMATS.gain,
+        tick: (value) => signed(value, `${trim((100 * value).toFixed(2))} %`),
+        zero: 0,
+        key: true,
+      }),
+  );
+}
+
 function start() {
   const page = JSON.parse(document.getElementById("data").textContent);
   const state = { axis: "step", scale: "log" };
   const sections = page.sets.map((set) => new SetSection(set, page, state));
-  const redraw = () => sections.forEach((section) => section.redraw());
+  const trends = buildTrends(page);
+  const redraw = () => [...trends, ...sections].forEach((part) => part.redraw());
   buildHeader(page);
   buildControls(state, redraw);
-  document.getElementById("main").append(buildClaims(page), ...sections.map((section) => section.node));
+  document.getElementById("main").append(buildClaims(page), trends.length ? make("section", { class: "trends" }, make("h2", {}, "Improvement and variance"), make("div", { class: "charts" }, trends.map((chart) => chart.node))) : "", ...sections.map((section) => section.node));
   buildFooter(page);
   redraw();
   let width = window.innerWidth;
@@ -131,7 +158,12 @@ function start() {
       redraw();
     }
   });
-  window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((details) => details.setAttribute("open", "")));
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll("details").forEach((details) => details.setAttribute("open", ""));
+    redraw();
+  });
+  window.addEventListener("hashchange", openTarget);
+  openTarget();
   document.documentElement.dataset.ready = "true";
 }
 

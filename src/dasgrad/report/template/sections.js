@@ -29,12 +29,19 @@ class SetSection {
       { id: set.id, class: "set", "aria-labelledby": `${set.id}-title` },
       make("h2", { id: `${set.id}-title` }, set.title),
       this.summary(),
-      this.legend(),
-      make("div", { class: "charts" }, this.curves(), this.improvement(), this.costs(), this.diagnostics(), this.distributions()),
-      this.numbers(),
-      set.draws.length ? buildExamples(set) : null,
-      this.settings(),
+      set.folded ? this.fold() : this.body(),
     );
+  }
+
+  body() {
+    const charts = [this.curves(), this.improvement(), this.costs(), this.diagnostics(), this.distributions()];
+    return [this.legend(), make("div", { class: "charts" }, charts), this.numbers(), this.set.draws.length ? buildExamples(this.set) : null, this.settings()];
+  }
+
+  fold() {
+    this.folder = make("details", { class: "fold" }, make("summary", {}, "Figures and numbers"), this.body());
+    this.folder.addEventListener("toggle", () => this.redraw());
+    return this.folder;
   }
 
   get visible() {
@@ -42,6 +49,7 @@ class SetSection {
   }
 
   redraw() {
+    if (this.folder && !this.folder.open) return;
     for (const chart of this.charts) chart.redraw();
   }
 
