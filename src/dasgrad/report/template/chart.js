@@ -126,7 +126,9 @@ class LineChart {
       axes.append(draw("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y }));
       axes.append(draw("text", { class: "ytick", x: MARGIN.left - 7, y: y + 4 }, tick(value)));
     }
-    for (const value of linearTicks(...domain.x, Math.max(2, Math.min(6, width / 90)))) {
+    const places = linearTicks(...domain.x, Math.max(2, Math.min(6, width / 90)));
+    const decades = places.filter(Number.isInteger);
+    for (const value of this.axis.tick && decades.length > 1 ? decades : places) {
       const x = this.xToPixel(value);
       axes.append(draw("line", { class: "grid", x1: x, x2: x, y1: MARGIN.top, y2: bottom }));
       axes.append(draw("text", { class: "xtick", x, y: bottom + 17 }, (this.axis.tick || shortNumber)(value)));
