@@ -1,10 +1,11 @@
-"""The command ``dasgrad``: reproduce the experiments, with records, a table and a figure."""
+"""The command ``dasgrad``: reproduce the experiments, with records, tables, figures and a page."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 
 import dasgrad
+from dasgrad.experiments.arguments import INSTALL, missing_extras
 from dasgrad.experiments.command import (
     EXAMPLES,
     add_list_parser,
@@ -13,6 +14,7 @@ from dasgrad.experiments.command import (
     run_run_command,
 )
 from dasgrad.experiments.datasets.command import add_data_parser, run_data_command
+from dasgrad.report.command import add_report_parser, run_report_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +30,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_data_command(options)
     if options.command == "list":
         return run_list_command(options)
+    if options.command == "report":
+        return _report(options)
     return run_run_command(run_parser, options, arguments)
+
+
+def _report(options: argparse.Namespace) -> int:
+    missing = missing_extras(("matplotlib", "pyarrow"))
+    if missing:
+        print(f"dasgrad report needs {', '.join(missing)}: {INSTALL}", file=sys.stderr)
+        return 1
+    return run_report_command(options)
 
 
 def build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -43,5 +55,6 @@ def build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = add_run_parser(commands)
     add_list_parser(commands)
+    add_report_parser(commands)
     add_data_parser(commands)
     return parser, run

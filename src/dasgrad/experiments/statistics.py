@@ -202,7 +202,8 @@ def _summarise_method(method: str, runs: Sequence[Record], mark: float, column: 
 
 
 def _percentile_band(mean: Array, resampled: Array) -> Band:
-    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    by_point = np.ascontiguousarray(resampled.T)  # quantiles of rows that lie together take a tenth of the time
+    low, high = np.quantile(by_point, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=1)
     return Band(mean, low, high)
 
 

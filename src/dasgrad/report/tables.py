@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dasgrad import atomic
 from dasgrad.experiments.runner import Outcome
@@ -79,6 +80,47 @@ def write_csv(summary: Summary, path: Path) -> None:
         for quantity, value in quantities.items():
             writer.writerow([own.method, f"{own.lr:g}", quantity, *_csv_cells(value)])
     atomic.write(path, buffer.getvalue().encode())
+
+
+def write_page_csv(page: dict[str, Any], path: Path) -> None:
+    """The numbers of a page: ``set, method, baseline, seeds, quantity, mean, low, high``, atomically.
+
+    Rows of improvements name their baseline; rows of claims have the claim as set and the verdict as quantity.
+    Text that a spreadsheet would take for a formula is quoted.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["set", "method", "baseline", "seeds", "quantity", "mean", "low", "high"])
+
+    def row(*cells: Any, value: dict[str, Any]) -> None:
+        writer.writerow([*map(_csv_text, cells), *(_csv_number(value.get(key)) for key in ("mean", "low", "high"))])
+
+    for claim in page["claims"]:
+        for finding in claim["findings"]:
+            row(f"claim {claim['name']}", finding["text"], "", "", claim["verdict"], value=finding)
+    for own in page["sets"]:
+        for series in own["series"]:
+            about = (own["name"], series["name"], "", series["seeds"])
+            for column, value in series["final"].items():
+                row(*about, f"final_{column}" if column != "seconds" else column, value=value)
+            for name, cost in (("scoring_seconds", "scoringSeconds"), ("gradients", "gradients"), ("scored", "scored")):
+                row(*about, name, value={"mean": series["cost"][cost]})
+            for axis, value in (series["reached"] or {}).items():
+                row(*about, f"{axis}_to_{own['reference']}", value={"mean": value})
+        for compared in own["comparisons"]:
+            for column, value in compared["final"].items():
+                about = (own["name"], compared["ours"], compared["baseline"], compared["seeds"])
+                row(*about, f"improvement_{column}", value=value)
+    atomic.write(path, buffer.getvalue().encode("utf-8", "replace"))
+
+
+def _csv_text(value: Any) -> str:
+    text = str(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def _csv_number(value: float | None) -> str:
+    return "" if value is None else f"{value:.9g}"
 
 
 def _csv_cells(value: Interval | float | None) -> list[str]:
