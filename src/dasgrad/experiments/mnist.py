@@ -42,7 +42,7 @@ MNIST = register(
             # Without bias correction the first steps are up to ten times as long.
             "dasgrad-paper": (0.003, 0.01, 0.03, 0.1, 0.2),
             "sgd": (0.1, 0.3, 1.0, 3.0, 10.0),
-            "ap-sgd": (0.1, 0.3, 1.0, 3.0, 10.0),
+            "ap-sgd": (0.1, 0.3, 1.0, 3.0, 6.0),
             "adagrad": (0.003, 0.01, 0.03, 0.1, 0.3),
         },
         num_tuning_seeds=1,
