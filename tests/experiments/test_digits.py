@@ -7,27 +7,23 @@ import torch
 
 import dasgrad
 from dasgrad.experiments import DIGITS, Settings, find_experiment
-from dasgrad.experiments.curves import (
-    METHODS,
-    CancelledError,
-    Problem,
-    evaluation_interval,
-    reshuffled_indices,
-    resolve_options,
-    trace,
-)
+from dasgrad.experiments.batches import independent_indices, reshuffled_indices
+from dasgrad.experiments.curves import CancelledError, evaluation_interval, trace
 from dasgrad.experiments.datasets import load_digits
-from dasgrad.experiments.records import COLUMNS, RunConfig
+from dasgrad.experiments.methods import METHODS, resolve_options
+from dasgrad.experiments.problems import Problem
+from dasgrad.experiments.records import COLUMNS, DRAW_COLUMNS, RunConfig
 from dasgrad.experiments.registry import Experiment, register
 from dasgrad.experiments.runner import make_config
 
 TIMINGS = ("seconds", "scoring_seconds")
+HERE = [name for name, method in METHODS.items() if method.target in ("uniform", "objective")]
 SETTINGS = Settings(num_seeds=2, num_steps=30, batch_size=32, refresh=10)
 
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return DIGITS.build()
+    return DIGITS.build("")
 
 
 def config_of(method: str, seed: int = 0, **changes: object) -> RunConfig:
@@ -47,19 +43,19 @@ def test_split_is_fixed_stratified_and_scaled() -> None:
         load_digits(1.5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", HERE)
 def test_the_same_seed_gives_the_same_curves(problem: Problem, method: str) -> None:
     first, second = (trace(problem, config_of(method)) for _ in range(2))
     other = trace(problem, config_of(method, seed=1))
-    assert tuple(first) == COLUMNS
-    for name in COLUMNS:
+    assert tuple(first) == (*COLUMNS, *(DRAW_COLUMNS if METHODS[method].adaptive else ()))
+    for name in first:
         if name not in TIMINGS:
             np.testing.assert_array_equal(first[name], second[name])
     assert not np.array_equal(first["train_loss"], other["train_loss"])
 
 
 def test_all_methods_start_alike(problem: Problem) -> None:
-    starts = [trace(problem, config_of(method, num_steps=1)) for method in METHODS]
+    starts = [trace(problem, config_of(method, num_steps=1)) for method in HERE]
     for curves in starts:
         assert curves["train_loss"][0] == pytest.approx(np.log(10))
         assert curves["step"][0] == 0
@@ -82,8 +78,36 @@ def test_reshuffled_passes_visit_every_example_once() -> None:
     assert torch.equal(torch.cat(batches), torch.cat(again))
 
 
+def test_independent_draws_are_with_replacement_and_fixed_by_the_seed() -> None:
+    first, again = (torch.stack(list(islice(independent_indices(10, 4, seed=3), 100))) for _ in range(2))
+    assert torch.equal(first, again)
+    assert any(len(batch.unique()) < 4 for batch in first)
+    assert set(first.flatten().tolist()) == set(range(10))
+
+
+def test_columns_of_the_draws(problem: Problem) -> None:
+    curves = trace(problem, config_of("dasgrad", evaluation_interval=3))
+    assert curves["staleness"].tolist()[4:8] == [3, 6, 9, 2]  # scores of before step 10, after 12, 15, 18 and 21
+    assert np.isnan(curves["gain"][0])
+    assert np.isnan(curves["staleness"][:4]).all()
+    assert (curves["effective_sample_size"][0], curves["largest_weight"][0]) == (pytest.approx(1), pytest.approx(1))
+    assert curves["entropy"][0] == pytest.approx(np.log(1437))
+    assert curves["gain"][-1] > 1
+    assert 0 < curves["effective_sample_size"][-1] < 1
+    assert 1 < curves["largest_weight"][-1] <= 5  # the floor is 0.2
+    assert curves["entropy"][-1] < np.log(1437)
+
+
+def test_the_literal_method_is_algorithm_2() -> None:
+    options = resolve_options("dasgrad-paper", 0.0)
+    assert (options["weighting"], options["preconditioner"], options["momentum"]) == ("update", "own", True)
+    assert (options["stratified"], options["bias_correction"]) == ("none", False)
+    assert 0 < options["floor"] <= 0.01
+    assert resolve_options("dasgrad-paper", 0.0, "frozen")["preconditioner"] == "frozen"
+
+
 def test_dasgrad_is_the_public_loop_of_the_documentation(problem: Problem) -> None:
-    model = problem.make_model()
+    model = problem.make_model(0)
     optimizer = dasgrad.DASGrad(model.parameters(), lr=0.3, betas=(0.9, 0.99), weight_decay=1e-4, bias_correction=True)
     schedule = dasgrad.InverseSqrtLR(optimizer)
     sampler = dasgrad.AdaptiveSampler(1437, 32, seed=0)
@@ -124,7 +148,7 @@ def test_the_last_step_is_always_measured(problem: Problem) -> None:
 
 def test_training_leaves_the_global_random_state(problem: Problem) -> None:
     before = torch.get_rng_state()
-    for method in METHODS:
+    for method in HERE:
         trace(problem, config_of(method, num_steps=12))
     assert torch.equal(before, torch.get_rng_state())
 
@@ -165,6 +189,6 @@ def test_registry_refuses_unknown_and_doubled_names() -> None:
         find_experiment("nope")
     with pytest.raises(ValueError, match="got 'digits' again"):
         register(DIGITS)
-    with pytest.raises(ValueError, match="got 'sgd'"):
-        Experiment(**{**vars(DIGITS), "methods": ("sgd",)})
+    with pytest.raises(ValueError, match="got 'nope'"):
+        Experiment(**{**vars(DIGITS), "methods": ("nope",)})
     assert not set(DIGITS.tuning_seeds) & set(range(DIGITS.defaults.num_seeds))

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from dasgrad.experiments.records import (
     RunConfig,
     current_versions,
     describe_machine,
+    load_record,
+    read_folder,
     read_record,
     write_record,
 )
@@ -49,7 +52,7 @@ def test_metadata_says_what_made_the_curves() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["experiment", "method", "lr", "seed", "num_steps", "batch_size", "refresh", "device"]
+    "field", ["experiment", "method", "lr", "seed", "num_steps", "batch_size", "refresh", "device", "case"]
 )
 def test_every_setting_gives_a_file_of_its_own(field: str) -> None:
     value = getattr(CONFIG, field)
@@ -57,6 +60,11 @@ def test_every_setting_gives_a_file_of_its_own(field: str) -> None:
     assert other.file_name != CONFIG.file_name
     assert replace(CONFIG, options={**CONFIG.options, "floor": 0.2}).file_name != CONFIG.file_name
     assert replace(CONFIG).file_name == CONFIG.file_name
+
+
+def damage_half(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
 
 
 def damage_truncate(path: Path) -> None:
@@ -110,6 +118,7 @@ def no_rows(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
+        (damage_half, "not a readable Parquet file"),
         (damage_truncate, "not a readable Parquet file"),
         (damage_empty, "not a readable Parquet file"),
         (damage_text, "not a readable Parquet file"),
@@ -131,6 +140,40 @@ def test_an_unusable_file_is_refused_by_name(tmp_path: Path, damage: object, rea
     with pytest.raises(RecordError, match=reason) as caught:
         read_record(path, CONFIG)
     assert str(path) in str(caught.value)
+
+
+def test_version_1_is_read_without_what_it_did_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "old.parquet"
+    write_record(path, make_record())
+    table = pq.read_table(path)
+    about = json.loads(table.schema.metadata[records.METADATA_KEY])
+    about["schema_version"] = 1
+    del about["config"]["case"]
+    pq.write_table(table.replace_schema_metadata({records.METADATA_KEY: json.dumps(about).encode()}), path)
+    assert load_record(path).config.as_plain() == CONFIG.as_plain()
+    monkeypatch.setattr(records, "READ_VERSIONS", (2,))
+    with pytest.raises(RecordError, match=r"old\.parquet: has schema version 1, this library writes 2"):
+        load_record(path)
+
+
+def test_columns_of_an_experiments_own_are_kept(tmp_path: Path) -> None:
+    record = make_record()
+    record.curves["test_loss_rare"] = np.arange(5.0)
+    write_record(tmp_path / "r", record)
+    assert list(load_record(tmp_path / "r").curves) == [*COLUMNS, "test_loss_rare"]
+
+
+def test_a_folder_gives_its_good_records_and_names_the_others(tmp_path: Path) -> None:
+    for seed in range(3):
+        config = replace(CONFIG, seed=seed)
+        write_record(tmp_path / config.file_name, make_record(config))
+    (tmp_path / "notes.txt").write_text("mine")
+    damaged = tmp_path / replace(CONFIG, seed=1).file_name
+    damage_half(damaged)
+    found, unusable = read_folder(tmp_path)
+    assert sorted(record.config.seed for record in found.values()) == [0, 2]
+    assert list(unusable) == [damaged]
+    assert "not a readable Parquet file" in unusable[damaged]
 
 
 def test_no_file_is_no_record(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dasgrad.experiments import DIGITS, Settings, runner
+from dasgrad.experiments import DIGITS, Settings, runner, tuning
 from dasgrad.experiments.records import COLUMNS, Record, RunConfig
-from dasgrad.experiments.runner import Interrupted, Outcome, choose_learning_rates, perform, run_experiment
+from dasgrad.experiments.runner import Interrupted, Outcome, perform, run_experiment
+from dasgrad.experiments.tuning import choose_learning_rates, read_stored, write_stored
 
 SMALL = replace(
     DIGITS,
@@ -21,14 +22,20 @@ NUM_RUNS = 3 * (2 * 1 + 2)
 TIMINGS = ("seconds", "scoring_seconds")
 
 
-def run(folder: Path, processes: int = 1) -> Outcome:
-    return run_experiment(SMALL, SETTINGS, folder, num_processes=processes, quiet=True)
+@pytest.fixture(autouse=True)
+def nothing_stored(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "FOLDER", tmp_path_factory.mktemp("tuned"))
+
+
+def run(folder: Path, processes: int = 1, tune: bool = False) -> Outcome:
+    (outcome,) = run_experiment(SMALL, SETTINGS, folder, tune=tune, num_processes=processes, quiet=True)
+    return outcome
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     calls: list[RunConfig] = []
 
-    def counted(config: RunConfig, path: Path) -> Record:
+    def counted(config: RunConfig, path: Path, cancelled: object) -> Record:
         calls.append(config)
         return perform(config, path)
 
@@ -72,7 +79,7 @@ def test_pairs_share_seeds_and_tuning_has_its_own(tmp_path: Path, monkeypatch: p
 def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(tmp_path / "whole")
 
-    def stopping(config: RunConfig, path: Path) -> Record:
+    def stopping(config: RunConfig, path: Path, cancelled: object) -> Record:
         if len(list(tmp_path.glob("cut/*.parquet"))) == 7:
             raise KeyboardInterrupt
         return perform(config, path)
@@ -94,7 +101,7 @@ def test_unusable_records_are_named_and_made_again(
 ) -> None:
     first = run(tmp_path)
     paths = sorted(tmp_path.glob("*.parquet"))
-    paths[0].write_bytes(paths[0].read_bytes()[:100])
+    paths[0].write_bytes(paths[0].read_bytes()[: paths[0].stat().st_size // 2])
     paths[5].write_bytes(paths[6].read_bytes())
     calls = count_calls(monkeypatch)
     second = run(tmp_path)
@@ -127,10 +134,33 @@ def test_the_least_mean_loss_wins_and_divergence_loses() -> None:
     losses = {(method, lr): [lr, lr + 0.2] for method in SMALL.methods for lr in SMALL.learning_rates}
     losses["adam", 1.0] = [0.1, 0.1]
     losses["dasgrad", 0.3] = [0.0, math.nan]
-    assert choose_learning_rates(SMALL, tuning_records(losses)) == {"dasgrad": 1.0, "amsgrad": 0.3, "adam": 1.0}
+    best = choose_learning_rates(SMALL, tuning_records(losses))
+    assert best == {("", "dasgrad"): 1.0, ("", "amsgrad"): 0.3, ("", "adam"): 1.0}
     losses["dasgrad", 1.0] = [math.inf, 0.0]
     with pytest.raises(ValueError, match="dasgrad diverged at every learning rate"):
         choose_learning_rates(SMALL, tuning_records(losses))
+
+
+def test_stored_rates_need_no_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_stored(SMALL, SETTINGS, {("", "dasgrad"): 0.3, ("", "amsgrad"): 1.0})
+    calls = count_calls(monkeypatch)
+    outcome = run(tmp_path)
+    assert {config.method for config in calls if config.seed >= 10_000} == {"adam"}  # of which none is stored
+    assert (outcome.learning_rates["dasgrad"], outcome.learning_rates["amsgrad"]) == (0.3, 1.0)
+    assert outcome.stored_with["num_steps"] == SETTINGS.num_steps
+    calls.clear()
+    again = run(tmp_path, tune=True)
+    assert {config.method for config in calls if config.seed >= 10_000} == {"dasgrad", "amsgrad"}
+    assert again.stored_with == {}
+
+
+def test_stored_rates_come_back_and_keep_those_of_other_methods() -> None:
+    write_stored(SMALL, SETTINGS, {("", "dasgrad"): 0.3})
+    path = write_stored(SMALL, SETTINGS, {("a", "adam"): 0.1, ("", "adam"): 1.0})
+    assert read_stored(SMALL)[0] == {("", "dasgrad"): 0.3, ("", "adam"): 1.0, ("a", "adam"): 0.1}
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"digits\.json holds no learning rates"):
+        read_stored(SMALL)
 
 
 def test_an_optimum_at_the_edge_is_told() -> None:

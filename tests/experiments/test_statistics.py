@@ -3,6 +3,7 @@ import pytest
 
 from dasgrad.experiments.records import COLUMNS, Record, RunConfig
 from dasgrad.experiments.statistics import (
+    difference_band,
     first_reaching,
     mean_band,
     mean_interval,
@@ -107,6 +108,35 @@ def test_summary_by_hand() -> None:
     assert summary.improvements[0].difference.low == 1.0
     assert summary.improvements[0].relative.mean == 0.5
     assert summary.improvements[1].relative.mean == 0.75
+
+
+def test_scoring_is_charged_and_other_columns_are_summarised() -> None:
+    records = {
+        "dasgrad": make_records("dasgrad", [[2.0, 1.0, 0.5], [2.0, 1.0, 0.5]]),
+        "amsgrad": make_records("amsgrad", [[2.0, 1.5, 1.0], [2.0, 1.5, 1.0]]),
+    }
+    for k, record in enumerate(records["dasgrad"]):
+        record.curves["gradient_evaluations"] = np.array([0.0, 32.0, 64.0])
+        record.curves["scored_examples"] = np.array([0.0, 100.0, 200.0])
+        record.curves["gain"] = np.array([np.nan, 2.0, 3.0 + k])
+        record.curves["test_loss_rare"] = np.array([1.0, 1.0, 4.0])
+    summary = summarise(records, [("dasgrad", "amsgrad")], "amsgrad")
+    ours = summary.methods["dasgrad"]
+    assert (ours.steps_to_reference, ours.evaluations_to_reference) == (10, 132)
+    assert (ours.draws["gain"].mean, ours.draws["gain"].low, ours.draws["gain"].high) == (3.5, 3.0, 4.0)
+    assert ours.extras["test_loss_rare"].mean == 4.0
+    assert summary.methods["amsgrad"].draws == {}
+    by_seconds = summarise(records, [("dasgrad", "amsgrad")], "amsgrad", column="seconds")
+    assert by_seconds.improvements[0].difference.mean == 0.0
+
+
+def test_differences_along_a_run_are_paired() -> None:
+    before, after = (make_records(name, [[1.0, 2.0], [5.0, 9.0]]) for name in ("adam", "dasgrad"))
+    for record in after:
+        record.curves["train_loss"] = record.curves["train_loss"] + np.array([0.0, 0.5])
+    band = difference_band(before, after, "train_loss")
+    for curve in (band.mean, band.low, band.high):
+        np.testing.assert_allclose(curve, [0.0, 0.5])
 
 
 def test_a_mark_that_is_never_reached_is_none() -> None:

@@ -1,10 +1,29 @@
 """Experiments on real data that call the public API alone, and the records they leave on disk.
 
-`registry` knows which there are, `runner` runs one over methods, learning rates and seeds, `curves` is a
-single run, `records` is what a run leaves behind, and `statistics` compares them.
+`registry` knows which there are, and each has a module. `methods` are what is compared, `problems` what they are
+compared on. `runner` runs an experiment over methods and seeds, with learning rates of `tuning`, in processes of
+`workers`. `curves` is a single run, `records` is what it leaves behind, and `statistics` compares them.
 """
 
+from dasgrad.experiments.centroid import CENTROID
+from dasgrad.experiments.cifar10 import CIFAR10
 from dasgrad.experiments.digits import DIGITS
+from dasgrad.experiments.imdb import IMDB
+from dasgrad.experiments.mnist import MNIST
+from dasgrad.experiments.multitask import MULTITASK
 from dasgrad.experiments.registry import EXPERIMENTS, Experiment, Settings, find_experiment
+from dasgrad.experiments.shift import SHIFT
 
-__all__ = ["DIGITS", "EXPERIMENTS", "Experiment", "Settings", "find_experiment"]
+__all__ = [
+    "CENTROID",
+    "CIFAR10",
+    "DIGITS",
+    "EXPERIMENTS",
+    "IMDB",
+    "MNIST",
+    "MULTITASK",
+    "SHIFT",
+    "Experiment",
+    "Settings",
+    "find_experiment",
+]

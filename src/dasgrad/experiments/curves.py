@@ -5,116 +5,44 @@ is charged its own cost: examples whose gradients went into steps, and examples 
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 import dasgrad
-from dasgrad.experiments.datasets import Split
-from dasgrad.experiments.records import COLUMNS, RunConfig
-
-BETAS = (0.9, 0.99)
-NUM_EVALUATIONS = 50
+from dasgrad.experiments.batches import describe_draws, independent_indices, reshuffled_indices
+from dasgrad.experiments.draws import DrawRecorder
+from dasgrad.experiments.methods import METHODS, sampler_options
+from dasgrad.experiments.problems import Problem, evaluate, summarise_evaluation
+from dasgrad.experiments.records import COLUMNS, DRAW_COLUMNS, RunConfig
 
 Curves = dict[str, NDArray[np.float64]]
-LossFunction = Callable[[Any, Any], Tensor]
 
 
 class CancelledError(Exception):
     """The run was asked to stop; nothing of it is kept."""
 
 
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """What is trained: data, a fresh model, a loss and a measure of success, both one value per example."""
-
-    data: Split
-    make_model: Callable[[], nn.Module]
-    loss_fn: LossFunction
-    success_fn: LossFunction
-
-    def to(self, device: torch.device | str) -> "Problem":
-        """The same problem with its data on a device."""
-        return replace(self, data=self.data.to(device))
+def evaluation_interval(num_steps: int, num_points: int = 50) -> int:
+    """Steps between evaluations, for about ``num_points`` points on a curve."""
+    return max(1, round(num_steps / num_points))
 
 
-@dataclass(frozen=True)
-class Method:
-    """An optimizer, and whether its examples are drawn by importance or in reshuffled passes."""
-
-    make_optimizer: Callable[[Iterator[nn.Parameter], float, float], Optimizer]
-    """Of parameters, learning rate and weight decay."""
-    adaptive: bool
-
-
-# Each adaptive method has the moments and the bias correction of one of torch's baselines, from which it differs
-# in how examples are drawn, and in nothing else.
-METHODS: dict[str, Method] = {
-    "adam": Method(
-        lambda params, lr, decay: torch.optim.Adam(params, lr, BETAS, weight_decay=decay),
-        adaptive=False,
-    ),
-    "amsgrad": Method(
-        lambda params, lr, decay: torch.optim.Adam(params, lr, BETAS, weight_decay=decay, amsgrad=True),
-        adaptive=False,
-    ),
-    "dasgrad": Method(
-        lambda params, lr, decay: dasgrad.DASGrad(params, lr, BETAS, weight_decay=decay, bias_correction=True),
-        adaptive=True,
-    ),
-    "dasgrad-adam": Method(
-        lambda params, lr, decay: dasgrad.DASGrad(
-            params, lr, BETAS, weight_decay=decay, moments="adam", bias_correction=True
-        ),
-        adaptive=True,
-    ),
-}
-
-
-def evaluation_interval(num_steps: int) -> int:
-    """Steps between evaluations, for about `NUM_EVALUATIONS` points on a curve."""
-    return max(1, round(num_steps / NUM_EVALUATIONS))
-
-
-def resolve_options(method: str, weight_decay: float) -> dict[str, Any]:
-    """Every option the method runs with, library defaults included, as plain values for a record.
-
-    They are read off the objects themselves: when a default changes, so does the configuration, and old
-    records are no longer taken for new ones.
-    """
-    model = nn.Linear(1, 1, device="meta")  # no values, so no random numbers
-    optimizer = METHODS[method].make_optimizer(model.parameters(), 1.0, weight_decay)
-    kind = type(optimizer)
-    options: dict[str, Any] = {
-        "optimizer": f"{kind.__module__}.{kind.__qualname__}",
-        **{name: value for name, value in optimizer.defaults.items() if name != "lr"},
-        "schedule": dasgrad.InverseSqrtLR.__name__,
-        "draws": "adaptive" if METHODS[method].adaptive else "reshuffled",
-    }
-    if METHODS[method].adaptive:
-        scorer = dasgrad.ExampleScorer(model, nn.functional.mse_loss, optimizer)
-        sampler = dasgrad.AdaptiveSampler(1, 1)
-        options |= {name: getattr(sampler, name) for name in ("floor", "epsilon", "stratified")}
-        options |= {name: getattr(scorer, name) for name in ("score", "preconditioner", "momentum", "layers")}
-    return options
-
-
-def reshuffled_indices(num_examples: int, batch_size: int, seed: int) -> Iterator[Tensor]:
-    """Batches of passes without replacement, for ever; the same for every method that asks with this seed."""
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        yield from torch.split(torch.randperm(num_examples, generator=generator), batch_size)
-
-
-def trace(problem: Problem, config: RunConfig, cancelled: Callable[[], bool] = lambda: False) -> Curves:
-    """Train as ``config`` says and return the curves, one array for each of `COLUMNS`.
+def trace(
+    problem: Problem,
+    config: RunConfig,
+    cancelled: Callable[[], bool] = lambda: False,
+    draws: DrawRecorder | None = None,
+) -> Curves:
+    """Train as ``config`` says and return the curves: `COLUMNS`, `DRAW_COLUMNS` for adaptive draws, the problem's own.
 
     The first point is before the first step, the last after the last one.
 
@@ -122,84 +50,124 @@ def trace(problem: Problem, config: RunConfig, cancelled: Callable[[], bool] = l
         problem: with its data on ``config.device``.
         config: the run.
         cancelled: asked at every evaluation whether to give up.
+        draws: told of the draws of an adaptive method, off the clock.
 
     Raises:
         CancelledError: when ``cancelled()`` says so.
     """
-    run = _Run(problem, config)
-    rows = [run.measure()]
-    for step in range(1, config.num_steps + 1):
-        run.take_step()
-        if step % config.evaluation_interval == 0 or step == config.num_steps:
-            if cancelled():
-                raise CancelledError(f"cancelled at step {step} of {config.num_steps}")
-            rows.append(run.measure())
-    table = np.array(rows, dtype=np.float64)
-    return {name: table[:, k] for k, name in enumerate(COLUMNS)}
+    run = _Run(problem, config, draws)
+    points = [*range(0, config.num_steps, config.evaluation_interval), config.num_steps]
+    rows = []
+    for before, step in itertools.pairwise([0, *points]):
+        run.take_steps(step - before)
+        if step and cancelled():
+            raise CancelledError(f"cancelled at step {step} of {config.num_steps}")
+        rows.append(run.measure())
+    own = [name for name in rows[0] if name not in (*COLUMNS, *DRAW_COLUMNS)]
+    adaptive = DRAW_COLUMNS if METHODS[config.method].adaptive else ()
+    return {name: np.array([row[name] for row in rows], np.float64) for name in (*COLUMNS, *adaptive, *own)}
 
 
 class _Run:
     """A model in training and its meters."""
 
-    def __init__(self, problem: Problem, config: RunConfig) -> None:
+    def __init__(self, problem: Problem, config: RunConfig, draws: DrawRecorder | None) -> None:
         self._problem = problem
+        self._draws = draws
+        self._drawn: list[Tensor] = []  # since the last evaluation, where somebody wants to know
+        self._sampler: dasgrad.AdaptiveSampler | None = None
+        self._config = config
         self._device = torch.device(config.device)
         self._clock = _Clock(self._device)
         self._step = 0
         self._num_gradients = 0
         self._num_scored = 0
         self._scoring_seconds = 0.0
+        self._last_refresh = math.nan
         with self._clock:
-            self._model = problem.make_model().to(self._device)
+            self._model = problem.make_model(config.seed).to(self._device)
             method = METHODS[config.method]
             self._weight_decay = float(config.options["weight_decay"])
-            self._optimizer = method.make_optimizer(self._model.parameters(), config.lr, self._weight_decay)
-            self._schedule = dasgrad.InverseSqrtLR(self._optimizer)
-            self._losses = self._adaptive_losses(config) if method.adaptive else self._reshuffled_losses(config)
+            self._optimizer: Optimizer = method.make_optimizer(self._model.parameters(), config.lr, self._weight_decay)
+            self._schedule: LRScheduler | None = dasgrad.InverseSqrtLR(self._optimizer) if method.falling else None
+            target = problem.target_of(method.target)
+            self._backward = self._adaptive(target) if method.adaptive else self._uniform(target)
 
-    def _reshuffled_losses(self, config: RunConfig) -> Iterator[tuple[Tensor, int]]:
-        inputs, targets = self._problem.data.train
-        for batch in reshuffled_indices(len(targets), config.batch_size, config.seed):
-            indices = batch.to(self._device)
-            yield self._problem.loss_fn(self._model(inputs[indices]), targets[indices]).mean(), len(batch)
+    def _uniform(self, target: Tensor | None) -> Iterator[int]:
+        """Backward passes of uniform batches, without end; gives the number of examples in each."""
+        config, (inputs, targets) = self._config, self._problem.data.train
+        draw = reshuffled_indices if METHODS[config.method].draws == "reshuffled" else independent_indices
+        weights = None if target is None else (target * len(target)).float()
+        for indices in draw(len(targets), config.batch_size, config.seed, config.device):
+            self._optimizer.zero_grad()
+            losses = self._problem.loss_fn(self._model(inputs[indices]), targets[indices])
+            (losses if weights is None else weights[indices] * losses).mean().backward()
+            yield len(indices)
 
-    def _adaptive_losses(self, config: RunConfig) -> Iterator[tuple[Tensor, int]]:
-        train = self._problem.data.train
-        scorer = dasgrad.ExampleScorer(self._model, self._problem.loss_fn, self._optimizer)
-        sampler = dasgrad.AdaptiveSampler(len(train[1]), config.batch_size, seed=config.seed, device=self._device)
-        loader = dasgrad.AdaptiveLoader(train, sampler=sampler, scorer=scorer, refresh=config.refresh)
+    def _adaptive(self, target: Tensor | None) -> Iterator[int]:
+        """The same of adaptive ones."""
+        config, train = self._config, self._problem.data.train
+        options = {"seed": config.seed, "device": self._device, **sampler_options(config.method)}
+        sampler = dasgrad.AdaptiveSampler(len(train[1]), config.batch_size, target=target, **options)
+        scorer = dasgrad.ExampleScorer(
+            self._model, self._problem.loss_fn, self._optimizer, preconditioner=config.options["preconditioner"]
+        )
+        loader = dasgrad.AdaptiveLoader(
+            train,
+            sampler=sampler,
+            scorer=scorer,
+            refresh=config.refresh,
+            scoring_chunk_size=self._problem.chunk_size,
+        )
         loader.on_refresh(self._charge)
+        self._sampler = sampler
+        return self._adaptive_steps(loader)
+
+    def _adaptive_steps(self, loader: dasgrad.AdaptiveLoader) -> Iterator[int]:
         for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
-            losses = self._problem.loss_fn(self._model(batch.inputs), batch.targets)
-            yield batch.weighted_mean(losses), len(batch)
+            self._optimizer.zero_grad()
+            batch.backward(self._problem.loss_fn(self._model(batch.inputs), batch.targets), self._optimizer)
+            if self._draws is not None:
+                self._drawn.append(batch.indices)
+            yield len(batch)
 
     def _charge(self, refresh: Any) -> None:
         self._num_scored += len(refresh.scores)
         self._scoring_seconds += refresh.seconds
+        self._last_refresh = refresh.step
 
-    def take_step(self) -> None:
-        """One draw, one gradient, one step, on the clock."""
+    def take_steps(self, num_steps: int) -> None:
+        """Draws, gradients and steps, on the clock."""
         with self._clock:
-            loss, num_examples = next(self._losses)
-            self._optimizer.zero_grad()
-            loss.backward()
-            self._optimizer.step()
-            self._schedule.step()
-        self._step += 1
-        self._num_gradients += num_examples
+            for _ in range(num_steps):
+                self._num_gradients += next(self._backward)
+                self._optimizer.step()
+                if self._schedule is not None:
+                    self._schedule.step()
+        self._step += num_steps
 
-    def measure(self) -> tuple[float, ...]:
-        """One value for each of `COLUMNS`, off the clock."""
-        quality: list[float] = []
-        with torch.no_grad():
-            for inputs, targets in (self._problem.data.train, self._problem.data.test):
-                outputs = self._model(inputs)
-                quality.append(float(self._problem.loss_fn(outputs, targets).to(torch.float64).mean()))
-                quality.append(float(self._problem.success_fn(outputs, targets).to(torch.float64).mean()))
-            squares = sum(float(param.to(torch.float64).square().sum()) for param in self._model.parameters())
-            quality[0] += 0.5 * self._weight_decay * squares  # the objective has the L2 term
-        cost = (self._clock.seconds, self._scoring_seconds, self._num_gradients, self._num_scored)
-        return (self._step, *quality, *cost)
+    def measure(self) -> dict[str, float]:
+        """A value for every column, off the clock."""
+        evaluation = evaluate(self._problem, self._model, self._weight_decay)
+        values: dict[str, float] = {
+            "step": self._step,
+            **summarise_evaluation(self._problem, evaluation),
+            "seconds": self._clock.seconds,
+            "scoring_seconds": self._scoring_seconds,
+            "gradient_evaluations": self._num_gradients,
+            "scored_examples": self._num_scored,
+        }
+        if self._sampler is not None:
+            values |= describe_draws(self._sampler, self._step + 1 - self._last_refresh)
+            self._report_draws(self._sampler)
+        return values
+
+    def _report_draws(self, sampler: dasgrad.AdaptiveSampler) -> None:
+        if self._draws is not None:
+            if self._drawn:
+                self._draws.count(torch.cat(self._drawn))
+            self._drawn.clear()
+            self._draws.observe(self._step, sampler.probabilities, sampler.weights)
 
 
 class _Clock:
@@ -211,6 +179,8 @@ class _Clock:
         self._started = 0.0
 
     def __enter__(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         self._started = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:

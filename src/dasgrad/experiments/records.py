@@ -10,7 +10,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 import dasgrad
 from dasgrad import atomic
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READ_VERSIONS = (1, 2)
+"""Version 1 had neither cases nor the columns of `DRAW_COLUMNS`; it is read without them."""
 METADATA_KEY = b"dasgrad"
 COLUMNS = (
     "step",
@@ -34,6 +36,11 @@ COLUMNS = (
     "gradient_evaluations",
     "scored_examples",
 )
+"""What every record has."""
+DRAW_COLUMNS = ("effective_sample_size", "largest_weight", "entropy", "gain", "staleness")
+"""What records of adaptive draws have besides, about the probabilities at each point of the curves:
+the share of draws that would do as well were they of weight 1, 1/Σπ²/p; max w; −Σ p log p in nats; E_π[s²]/(E_π s)²;
+and steps since the scores were computed. The last two are NaN before the first scores."""
 
 # pyarrow is imported where it is used: experiments can be listed, and the command line can say what is missing,
 # without the extra.
@@ -45,7 +52,7 @@ class RecordError(Exception):
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A run, resolved: two runs with equal configurations give equal curves, timings aside."""
+    """A run, resolved: two runs with equal configurations give equal curves, timings aside, and on a GPU rounding."""
 
     experiment: str
     method: str
@@ -59,6 +66,8 @@ class RunConfig:
     device: str
     options: Mapping[str, Any] = field(default_factory=dict)
     """What else the method runs with; plain values."""
+    case: str = ""
+    """Which of an experiment's problems, where it has several: a variance, a task."""
 
     def as_plain(self) -> dict[str, Any]:
         """The configuration as JSON holds it."""
@@ -67,9 +76,9 @@ class RunConfig:
 
     @property
     def file_name(self) -> str:
-        """Method, learning rate and seed to be read by people, a hash of all to keep settings apart."""
+        """Case, method, learning rate and seed to be read by people, a hash of all to keep settings apart."""
         digest = hashlib.sha256(json.dumps(self.as_plain(), sort_keys=True).encode()).hexdigest()[:10]
-        return f"{self.method}-lr{self.lr:g}-seed{self.seed}-{digest}.parquet"
+        return f"{self.case and self.case + '-'}{self.method}-lr{self.lr:g}-seed{self.seed}-{digest}.parquet"
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +87,7 @@ class Record:
 
     config: RunConfig
     curves: dict[str, NDArray[np.float64]]
+    """`COLUMNS`, `DRAW_COLUMNS` for adaptive draws, and those of the experiment's own."""
     versions: dict[str, str]
     machine: dict[str, Any]
 
@@ -91,14 +101,27 @@ def current_versions() -> dict[str, str]:
     return {"dasgrad": dasgrad.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def describe_machine() -> dict[str, Any]:
-    """CPU model, cores and system, for reading timings."""
+def describe_machine(device: str = "cpu") -> dict[str, Any]:
+    """CPU model, cores, system and, where it is the device, the GPU, for reading timings."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
         model = names[0] if names else model
-    return {"cpu": model, "cores": os.cpu_count(), "system": platform.platform()}
+    machine = {"cpu": model, "cores": os.cpu_count(), "system": platform.platform()}
+    return machine | {"gpu": torch.cuda.get_device_name()} if device == "cuda" else machine
+
+
+def read_folder(folder: Path) -> tuple[dict[Path, Record], dict[Path, str]]:
+    """All records in a folder, by path, and why the other Parquet files in it are none, in the order of names."""
+    found: dict[Path, Record] = {}
+    unusable: dict[Path, str] = {}
+    for path in sorted(folder.glob("*.parquet")):
+        try:
+            found[path] = load_record(path)
+        except (RecordError, OSError) as error:
+            unusable[path] = str(error)
+    return found, unusable
 
 
 def write_record(path: Path, record: Record) -> None:
@@ -126,6 +149,23 @@ def read_record(path: Path, config: RunConfig) -> Record:
         RecordError: when the file is damaged, was not written by this library, has another schema version,
             holds another configuration, or comes from other versions of dasgrad or torch.
     """
+    record = load_record(path)
+    if record.config.as_plain() != config.as_plain():
+        raise RecordError(f"{path}: holds another configuration than its name says")
+    now = current_versions()
+    for name in ("dasgrad", "torch"):
+        if record.versions.get(name) != now[name]:
+            raise RecordError(f"{path}: written with {name} {record.versions.get(name)}, this is {name} {now[name]}")
+    return replace(record, config=config)
+
+
+def load_record(path: Path) -> Record:
+    """The record at ``path``, whatever run it is of, with all its columns of numbers.
+
+    Raises:
+        FileNotFoundError: when there is none.
+        RecordError: when the file is damaged, was not written by this library, or has another schema version.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -135,12 +175,7 @@ def read_record(path: Path, config: RunConfig) -> Record:
     except (pa.ArrowException, OSError) as error:
         raise RecordError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
     about = _parse_metadata(path, (table.schema.metadata or {}).get(METADATA_KEY))
-    if about["config"] != config.as_plain():
-        raise RecordError(f"{path}: holds another configuration than its name says")
-    now = current_versions()
-    for name in ("dasgrad", "torch"):
-        if about["versions"].get(name) != now[name]:
-            raise RecordError(f"{path}: written with {name} {about['versions'].get(name)}, this is {name} {now[name]}")
+    config = _parse_config(path, about["config"])
     return Record(config, _read_curves(path, table), about["versions"], about["machine"])
 
 
@@ -151,18 +186,48 @@ def _parse_metadata(path: Path, raw: bytes | None) -> dict[str, Any]:
         about = json.loads(raw)
     except ValueError as error:
         raise RecordError(f"{path}: its metadata is not JSON ({error})") from error
-    if not isinstance(about, dict) or about.get("schema_version") != SCHEMA_VERSION:
+    if not isinstance(about, dict) or about.get("schema_version") not in READ_VERSIONS:
         found = about.get("schema_version") if isinstance(about, dict) else None
-        raise RecordError(f"{path}: has schema version {found!r}, this is version {SCHEMA_VERSION}")
+        raise RecordError(f"{path}: has schema version {found!r}, this library writes {SCHEMA_VERSION}")
     for key in ("config", "versions", "machine"):
         if not isinstance(about.get(key), dict):
             raise RecordError(f"{path}: its metadata has no {key!r}")
     return about
 
 
+def _parse_config(path: Path, plain: dict[str, Any]) -> RunConfig:
+    try:
+        config = RunConfig(**plain)
+    except TypeError as error:
+        raise RecordError(f"{path}: its configuration is not one of this version ({error})") from error
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "experiment": str,
+        "method": str,
+        "lr": (int, float),
+        "seed": int,
+        "num_steps": int,
+        "batch_size": int,
+        "device": str,
+        "options": Mapping,
+        "case": str,
+    }
+    for name, kind in kinds.items():
+        if not isinstance(getattr(config, name), kind):
+            raise RecordError(f"{path}: its configuration has {name} = {getattr(config, name)!r}")
+    return config
+
+
 def _read_curves(path: Path, table: Any) -> dict[str, NDArray[np.float64]]:
+    """The columns every record has, and those it has besides, as far as they hold numbers."""
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing or table.num_rows == 0:
         reason = f"lacks the columns {', '.join(missing)}" if missing else "has no rows"
         raise RecordError(f"{path}: {reason}")
-    return {name: table.column(name).to_numpy().astype(np.float64) for name in COLUMNS}
+    curves = {}
+    for name in (*COLUMNS, *(name for name in table.column_names if name not in COLUMNS)):
+        values = table.column(name).to_numpy()
+        if np.issubdtype(values.dtype, np.number) or np.issubdtype(values.dtype, np.bool_):
+            curves[name] = values.astype(np.float64)
+        elif name in COLUMNS:
+            raise RecordError(f"{path}: its column {name} holds no numbers")
+    return curves

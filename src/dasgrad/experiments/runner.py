@@ -1,28 +1,20 @@
-"""Run an experiment: tune every method on one grid, then run the paired seeds, in parallel, keeping each record.
+"""Run an experiment: choose learning rates where none are stored, then run the paired seeds, keeping each record.
 
 A run that has its record is not repeated, so an interrupted experiment goes on where it stopped. Learning rates
 are chosen on seeds of their own, by mean final training loss.
 """
 
 import functools
-import math
-import multiprocessing
-import os
-import signal
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from multiprocessing.connection import wait
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from tqdm import tqdm
-
-from dasgrad.experiments.curves import METHODS, Problem, evaluation_interval, resolve_options, trace
+from dasgrad.experiments.bars import Bar, make_bar
+from dasgrad.experiments.curves import evaluation_interval, trace
+from dasgrad.experiments.draws import DrawRecorder, draws_name, write_draws
+from dasgrad.experiments.methods import METHODS, Scores, resolve_options
+from dasgrad.experiments.problems import Problem
 from dasgrad.experiments.records import (
     Record,
     RecordError,
@@ -33,26 +25,39 @@ from dasgrad.experiments.records import (
     write_record,
 )
 from dasgrad.experiments.registry import Experiment, Settings, find_experiment
+from dasgrad.experiments.tuning import Rates, choose_learning_rates, read_stored
+from dasgrad.experiments.workers import default_processes, num_processes_here, start_workers
+
+Job = tuple[RunConfig, Path]
+PerformAll = Callable[[Sequence[Job]], Iterator[tuple[int, Record]]]
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Everything a report needs; all of it stands in the records, too."""
+    """Everything a report on one case needs; all of it stands in the records, too."""
 
     experiment: Experiment
     settings: Settings
     learning_rates: dict[str, float]
-    """The tuned learning rate of each method."""
+    """The learning rate of each method."""
     records: dict[str, list[Record]]
     """The reported runs of each method, by seed."""
     num_resumed: int
-    """How many runs were there already."""
+    """How many runs were there already, of all cases."""
+    case: str = ""
+    stored_with: dict[str, Any] = field(default_factory=dict)
+    """What stored learning rates were chosen with; empty where all were chosen in this run."""
+
+    @property
+    def title(self) -> str:
+        """Of the experiment and the case."""
+        return f"{self.experiment.title}, {self.case}" if self.case else self.experiment.title
 
     @property
     def at_grid_edge(self) -> list[str]:
-        """Methods whose best learning rate is the smallest or largest tried: a wider grid might do better."""
-        edges = (min(self.experiment.learning_rates), max(self.experiment.learning_rates))
-        return [method for method, lr in self.learning_rates.items() if lr in edges]
+        """Methods whose learning rate is the smallest or largest of their grid: a wider grid might do better."""
+        grids = {method: self.experiment.grid_of(method) for method in self.learning_rates}
+        return [m for m, lr in self.learning_rates.items() if lr in (min(grids[m]), max(grids[m]))]
 
 
 class Interrupted(Exception):  # noqa: N818 (not an error: the user asked for it)
@@ -64,57 +69,83 @@ class Interrupted(Exception):  # noqa: N818 (not an error: the user asked for it
         self.num_runs = num_runs
 
 
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def run_experiment(
-    experiment: Experiment, settings: Settings, folder: Path, *, num_processes: int | None = None, quiet: bool = False
-) -> Outcome:
-    """Tune, run and record.
+    experiment: Experiment,
+    settings: Settings,
+    folder: Path,
+    *,
+    tune: bool = False,
+    num_processes: int | None = None,
+    quiet: bool = False,
+) -> list[Outcome]:
+    """Tune, run and record; one outcome for each case.
 
     Args:
         experiment: what to run.
         settings: how.
         folder: records are read from here and written to here.
-        num_processes: runs at a time, each on one thread; None is one per core.
+        tune: choose all learning rates, instead of those alone that are not stored.
+        num_processes: runs at a time, each on one thread; None is one per core, fewer on a GPU.
         quiet: no progress bar. Messages about unusable records are always printed.
 
     Raises:
         ValueError: for settings the experiment's data do not allow.
+        DataError: when the data set is not on this machine; the message has the command that brings it.
         Interrupted: on Ctrl-C; what was finished is kept.
     """
     check_settings(experiment, settings)
-    num_processes = available_cores() if num_processes is None else num_processes
+    num_processes = default_processes(settings.device) if num_processes is None else num_processes
     if num_processes < 1:
         raise ValueError(f"`run_experiment(num_processes=...)` must be at least 1, got {num_processes!r}.")
+    stored, stored_with = ({}, {}) if tune else read_stored(experiment)
+    pairs = [(case, method) for case in experiment.cases for method in experiment.methods]
+    untuned = [pair for pair in pairs if pair not in stored]
     tuning = [
-        make_config(experiment, settings, method, lr, seed)
+        make_config(experiment, settings, method, lr, seed, case)
         for seed in experiment.tuning_seeds
-        for lr in experiment.learning_rates
-        for method in experiment.methods
+        for case, method in untuned
+        for lr in experiment.grid_of(method)
     ]
-    num_runs = len(tuning) + len(experiment.methods) * settings.num_seeds
-    with (
-        tqdm(total=num_runs, desc=experiment.name, unit="run", smoothing=0, disable=quiet, dynamic_ncols=True) as bar,
-        _workers(num_processes) as perform_all,
-    ):
-        session = _Session(folder, bar, perform_all)
-        try:
-            best = choose_learning_rates(experiment, session.complete(tuning))
-            # Seed by seed, so that a busy spell of the machine falls on all methods alike.
-            reported = session.complete(
-                [
-                    make_config(experiment, settings, method, best[method], seed)
-                    for seed in range(settings.num_seeds)
-                    for method in experiment.methods
-                ]
-            )
-        except KeyboardInterrupt:
-            raise Interrupted(session.num_done, num_runs) from None
-    records = {method: [r for r in reported if r.config.method == method] for method in experiment.methods}
-    return Outcome(experiment, settings, best, records, session.num_resumed)
+    num_runs = len(tuning) + len(pairs) * settings.num_seeds
+    bar = make_bar(num_runs, experiment.name, quiet)
+    try:
+        with start_workers(num_processes, perform_job) as perform_all:
+            session = _Session(folder, bar, perform_all)
+            try:
+                best = stored | choose_learning_rates(experiment, session.complete(tuning), untuned)
+                # Seed by seed, so that a busy spell of the machine falls on all methods alike.
+                reported = session.complete(
+                    [
+                        make_config(experiment, settings, method, best[case, method], seed, case)
+                        for seed in range(settings.num_seeds)
+                        for case, method in pairs
+                    ]
+                )
+            except KeyboardInterrupt:
+                raise Interrupted(session.num_done, num_runs) from None
+    finally:
+        bar.close()
+    return [
+        _make_outcome(experiment, settings, case, best, reported, session.num_resumed, stored_with if stored else {})
+        for case in experiment.cases
+    ]
+
+
+def _make_outcome(
+    experiment: Experiment,
+    settings: Settings,
+    case: str,
+    rates: Rates,
+    reported: Sequence[Record],
+    num_resumed: int,
+    stored_with: dict[str, Any],
+) -> Outcome:
+    of_method: dict[str, list[Record]] = {method: [] for method in experiment.methods}
+    for record in reported:
+        if record.config.case == case:
+            of_method[record.config.method].append(record)
+    chosen = {method: rates[case, method] for method in experiment.methods}
+    return Outcome(experiment, settings, chosen, of_method, num_resumed, case, stored_with)
 
 
 def check_settings(experiment: Experiment, settings: Settings) -> None:
@@ -122,8 +153,9 @@ def check_settings(experiment: Experiment, settings: Settings) -> None:
 
     Raises:
         ValueError: naming the setting, the range and the value.
+        DataError: when the data set is not on this machine.
     """
-    num_examples = len(experiment.build().data.train[1])
+    num_examples = _load_problem(experiment.name, experiment.cases[0], "cpu").num_examples
     if settings.batch_size > num_examples:
         raise ValueError(
             f"`Settings(batch_size=...)` must be an integer in [1, {num_examples}], the training examples of "
@@ -131,7 +163,9 @@ def check_settings(experiment: Experiment, settings: Settings) -> None:
         )
 
 
-def make_config(experiment: Experiment, settings: Settings, method: str, lr: float, seed: int) -> RunConfig:
+def make_config(
+    experiment: Experiment, settings: Settings, method: str, lr: float, seed: int, case: str = ""
+) -> RunConfig:
     """The resolved configuration of one run; the seed is the same number for every method."""
     return RunConfig(
         experiment=experiment.name,
@@ -141,61 +175,50 @@ def make_config(experiment: Experiment, settings: Settings, method: str, lr: flo
         num_steps=settings.num_steps,
         batch_size=settings.batch_size,
         refresh=settings.refresh if METHODS[method].adaptive else None,
-        evaluation_interval=evaluation_interval(settings.num_steps),
+        evaluation_interval=evaluation_interval(settings.num_steps, experiment.num_points),
         device=settings.device,
-        options=resolve_options(method, experiment.weight_decay),
+        options={**experiment.describe_case(case), **resolve_options(method, experiment.weight_decay, settings.scores)},
+        case=case,
     )
-
-
-def choose_learning_rates(experiment: Experiment, records: Sequence[Record]) -> dict[str, float]:
-    """Each method's learning rate of least mean final training loss; a run that diverged rules its rate out.
-
-    Raises:
-        ValueError: when every learning rate of a method diverged.
-    """
-    best = {}
-    for method in experiment.methods:
-        means = {}
-        for lr in experiment.learning_rates:
-            finals = [r.final("train_loss") for r in records if (r.config.method, r.config.lr) == (method, lr)]
-            mean = sum(finals) / len(finals)
-            means[lr] = mean if math.isfinite(mean) else math.inf
-        best[method] = min(means, key=lambda lr: means[lr])
-        if math.isinf(means[best[method]]):
-            raise ValueError(f"{method} diverged at every learning rate of {experiment.learning_rates}.")
-    return best
 
 
 def perform(config: RunConfig, path: Path, cancelled: Callable[[], bool] = lambda: False) -> Record:
     """Do one run and write its record."""
-    problem = _load_problem(config.experiment, config.device)
-    _warm_up(config.experiment, config.method, config.device)
-    record = Record(config, trace(problem, config, cancelled), current_versions(), describe_machine())
+    problem = _load_problem(config.experiment, config.case, config.device)
+    _warm_up(config.experiment, config.case, config.method, config.device, config.options.get("preconditioner", "own"))
+    # One seed shows what is drawn; its file comes first, so that a record is never without it.
+    draws = DrawRecorder(problem.num_examples) if METHODS[config.method].adaptive and config.seed == 0 else None
+    curves = trace(problem, config, cancelled, draws)
+    if draws is not None:
+        write_draws(path.with_name(draws_name(path.name)), draws.finish(*problem.data.train))
+    machine = {**describe_machine(config.device), "processes": num_processes_here()}
+    record = Record(config, curves, current_versions(), machine)
     write_record(path, record)
     return record
 
 
-@functools.cache
-def _load_problem(experiment: str, device: str) -> Problem:
-    return find_experiment(experiment).build().to(device)
+def perform_job(job: Job, cancelled: Callable[[], bool]) -> Record:
+    """`perform`, as workers call it."""
+    return perform(*job, cancelled)
+
+
+@functools.lru_cache(maxsize=16)
+def _load_problem(experiment: str, case: str, device: str) -> Problem:
+    return find_experiment(experiment).build(case).to(device)
 
 
 @functools.cache
-def _warm_up(experiment: str, method: str, device: str) -> None:
+def _warm_up(experiment: str, case: str, method: str, device: str, scores: Scores) -> None:
     """Take a few steps unrecorded: what torch sets up on first use is no cost of the first run's method."""
-    defaults = replace(find_experiment(experiment).defaults, num_steps=4, refresh=2, device=device)
-    trace(_load_problem(experiment, device), make_config(find_experiment(experiment), defaults, method, 0.1, 0))
-
-
-Job = tuple[RunConfig, Path]
-PerformAll = Callable[[Sequence[Job]], Iterator[tuple[int, Record]]]
-"""Does all jobs; yields the position and record of each as it is done."""
+    known = find_experiment(experiment)
+    defaults = replace(known.defaults, num_steps=4, refresh=2, device=device, scores=scores)
+    trace(_load_problem(experiment, case, device), make_config(known, defaults, method, 0.1, 0, case))
 
 
 class _Session:
     """Finds the records that are there and has the others made."""
 
-    def __init__(self, folder: Path, bar: Any, perform_all: PerformAll) -> None:
+    def __init__(self, folder: Path, bar: Bar, perform_all: PerformAll) -> None:
         self._folder = folder
         self._bar = bar
         self._perform_all = perform_all
@@ -209,14 +232,12 @@ class _Session:
         num_found = sum(record is not None for record in records)
         self.num_resumed += num_found
         self.num_done += num_found
-        if not self._bar.disable:
-            self._bar.initial += num_found  # or the time left would count them as work done in no time
-        self._bar.update(num_found)
+        self._bar.found(num_found)
         missing = [k for k, record in enumerate(records) if record is None]
         for position, record in self._perform_all([(configs[k], paths[k]) for k in missing]):
             records[missing[position]] = record
             self.num_done += 1
-            self._bar.update(1)
+            self._bar.advance()
         return [record for record in records if record is not None]
 
     def _find(self, path: Path, config: RunConfig) -> Record | None:
@@ -225,58 +246,5 @@ class _Session:
         except FileNotFoundError:
             return None
         except RecordError as error:
-            tqdm.write(f"{error}; this run is done again.", file=sys.stderr)
+            self._bar.write(f"{error}; this run is done again.")
             return None
-
-
-# --- processes ----------------------------------------------------------------------------------------
-
-_stop: Any = None  # in a worker: the event by which the parent asks runs to stop
-
-
-@contextmanager
-def _workers(num_processes: int) -> Iterator[PerformAll]:
-    """Processes to run in; on the way out of an error, runs under way are given up."""
-    if num_processes == 1:
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield lambda jobs: ((k, perform(*job)) for k, job in enumerate(jobs))
-        finally:
-            torch.set_num_threads(num_threads)
-        return
-    # Spawned, not forked: torch's threads and CUDA do not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    executor = ProcessPoolExecutor(num_processes, context, _start_worker, (stop,))
-
-    def perform_all(jobs: Sequence[Job]) -> Iterator[tuple[int, Record]]:
-        futures = {executor.submit(_perform_in_worker, *job): k for k, job in enumerate(jobs)}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-
-    try:
-        yield perform_all
-    finally:
-        stop.set()
-        executor.shutdown(cancel_futures=True)
-
-
-def _perform_in_worker(config: RunConfig, path: Path) -> Record:
-    return perform(config, path, _stop.is_set)
-
-
-def _start_worker(stop: Any) -> None:
-    global _stop
-    _stop = stop
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    """Do not stay behind when the parent is killed; records are written whole or not at all."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)

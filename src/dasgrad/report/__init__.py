@@ -1,23 +1,64 @@
-"""From records to what people read: a table for the terminal, a table for programs, and a figure."""
+"""From records to what people read: a table for the terminal, a table for programs, figures, and a page.
 
+`collect` reads a folder, `page` makes all that a page shows of it, `claims` judges the paper's, `html` is the file;
+`writing` puts it all on disk, and `command` is the command. The command line knows its options without the extra, so
+nothing that needs it is imported here.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dasgrad.experiments.runner import Outcome
-from dasgrad.experiments.statistics import summarise
-from dasgrad.report.figures import draw_figure
-from dasgrad.report.tables import format_summary, write_csv
+from dasgrad.experiments.arguments import missing_extras
 
-__all__ = ["write_report"]
+if TYPE_CHECKING:
+    from dasgrad.experiments.runner import Outcome
+
+__all__ = ["write_report", "write_reports"]
 
 
-def write_report(outcome: Outcome, folder: Path) -> tuple[str, list[Path]]:
-    """Write ``summary.csv`` and the figure into ``folder``.
+def write_reports(outcomes: Sequence["Outcome"], folder: Path) -> tuple[str, list[Path]]:
+    """As `write_report`, for all cases of an experiment: a table of each, and one figure that compares them."""
+    from dasgrad.report.tables import format_cases
+
+    if len(outcomes) == 1:
+        return write_report(outcomes[0], folder)
+    texts, files = [], []
+    for outcome in outcomes:
+        text, written = _write_tables(outcome, folder)
+        texts.append(text)
+        files += written
+    if outcomes[0].experiment.comparisons:
+        texts.append(format_cases(outcomes))
+        if not missing_extras(["matplotlib"]):
+            from dasgrad.report.cases import draw_cases
+
+            files += draw_cases(outcomes, folder / outcomes[0].experiment.name)
+    return "\n\n\n".join(texts), files
+
+
+def write_report(outcome: "Outcome", folder: Path) -> tuple[str, list[Path]]:
+    """Write ``summary.csv`` and, where matplotlib is installed, the figure into ``folder``.
+
+    Files of an experiment's case have its name in theirs.
 
     Returns:
         The summary as text of at most 100 columns, and the files written.
     """
+    text, files = _write_tables(outcome, folder)
+    if not missing_extras(["matplotlib"]):
+        from dasgrad.report.figures import draw_figure, panels_of
+
+        stem = folder / f"{outcome.experiment.name}{outcome.case and '-' + outcome.case}"
+        files += draw_figure(panels_of(outcome), stem)
+    return text, files
+
+
+def _write_tables(outcome: "Outcome", folder: Path) -> tuple[str, list[Path]]:
+    from dasgrad.experiments.statistics import summarise
+    from dasgrad.report.tables import format_summary, write_csv
+
     summary = summarise(outcome.records, outcome.experiment.comparisons, outcome.experiment.reference)
-    table = folder / "summary.csv"
+    table = folder / f"summary{outcome.case and '-' + outcome.case}.csv"
     write_csv(summary, table)
-    figures = draw_figure(outcome, folder / outcome.experiment.name)
-    return format_summary(summary, outcome), [table, *figures]
+    return format_summary(summary, outcome), [table]

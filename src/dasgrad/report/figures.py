@@ -1,7 +1,8 @@
 """The figure of an experiment: training loss, accuracy, and paired improvement over the baselines."""
 
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,73 +15,80 @@ from matplotlib.ticker import PercentFormatter
 from dasgrad import atomic
 from dasgrad.experiments.records import Record
 from dasgrad.experiments.runner import Outcome
-from dasgrad.experiments.statistics import Band, mean_band, relative_improvement_band, stack
+from dasgrad.experiments.statistics import Band, relative_improvement_band, stack
+from dasgrad.report.paired import band_of
+from dasgrad.report.styles import Style, assign_styles
 
-
-@dataclass(frozen=True)
-class Style:
-    """How a method is drawn: told apart by dash and lightness as well as by hue, so also in grey."""
-
-    label: str
-    color: str
-    dash: str | tuple[int, tuple[float, ...]]
-
-
-# Okabe and Ito's colours, which colour-blind readers tell apart: blue where AMSGrad's moments are used, vermillion
-# where Adam's are; solid where examples are drawn by importance, dashed where they are reshuffled.
-STYLES = {
-    "dasgrad": Style("AMSGrad, adaptive (DASGrad)", "#0072B2", "-"),
-    "amsgrad": Style("AMSGrad, reshuffled", "#56B4E9", (0, (5.0, 1.5))),
-    "dasgrad-adam": Style("Adam, adaptive", "#A23B00", "-"),
-    "adam": Style("Adam, reshuffled", "#E69F00", (0, (1.2, 1.2))),
-}
 EARLY_SHARE = 0.05
 """Of the steps, those in which accuracy climbs from chance; the accuracy panel does not zoom out to them."""
 
 
-def draw_figure(outcome: Outcome, stem: Path) -> list[Path]:
+@dataclass(frozen=True, eq=False)
+class Panels:
+    """What a figure shows."""
+
+    title: str
+    records: Mapping[str, Sequence[Record]]
+    """The runs of each method, by seed."""
+    styles: Mapping[str, Style]
+    comparisons: Sequence[tuple[str, str, Sequence[int]]]
+    """Method, baseline, and the seeds both have, at least two."""
+
+
+def panels_of(outcome: Outcome) -> Panels:
+    """The figure of an experiment that was just run."""
+    settings, seeds = outcome.settings, range(outcome.settings.num_seeds)
+    return Panels(
+        f"{outcome.title}: batch {settings.batch_size}, refresh every {settings.refresh} steps; "
+        f"mean and 95 % band over {settings.num_seeds} paired seeds",
+        outcome.records,
+        assign_styles(outcome.records),
+        [(method, baseline, seeds) for method, baseline in outcome.experiment.comparisons],
+    )
+
+
+def draw_figure(panels: Panels, stem: Path) -> list[Path]:
     """Draw the three panels and write them to ``stem`` with .png and .svg, atomically; returns the files."""
     with mpl.rc_context({"font.size": 10, "svg.hashsalt": "dasgrad"}):
         figure = Figure(figsize=(12.5, 4.2), layout="constrained")
         loss, accuracy, improvement = figure.subplots(1, 3)
-        _draw_loss(loss, outcome)
-        _draw_accuracy(accuracy, outcome)
-        _draw_improvement(improvement, outcome)
+        _draw_loss(loss, panels)
+        _draw_accuracy(accuracy, panels)
+        _draw_improvement(improvement, panels)
+        last = max(float(run.curves["step"][-1]) for runs in panels.records.values() for run in runs)
         for axes in (loss, accuracy, improvement):
             axes.set_xlabel("steps")
-            axes.set_xlim(0, outcome.settings.num_steps)
+            axes.set_xlim(0, last)
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.25, linewidth=0.6)
-        settings = outcome.settings
-        figure.suptitle(
-            f"{outcome.experiment.title}: batch {settings.batch_size}, refresh every {settings.refresh} steps; "
-            f"mean and 95 % band over {settings.num_seeds} paired seeds",
-            fontsize=11,
-        )
-        return [_save(figure, stem.with_suffix(suffix)) for suffix in (".png", ".svg")]
+        figure.suptitle(_literally(panels.title), fontsize=11)
+        return [save(figure, stem.with_name(stem.name + suffix)) for suffix in (".png", ".svg")]
 
 
-def _draw_loss(axes: Axes, outcome: Outcome) -> None:
-    for method, runs in outcome.records.items():
-        style = STYLES[method]
-        label = f"{style.label}, α = {outcome.learning_rates[method]:g}"
-        _draw_band(axes, runs, mean_band(stack(runs, "train_loss")), style, label)
-    axes.set_yscale("log")
+def _draw_loss(axes: Axes, panels: Panels) -> None:
+    for method, runs in panels.records.items():
+        style = panels.styles[method]
+        label = f"{style.label}, α = {runs[0].config.lr:g}"
+        _draw_band(axes, runs, band_of(stack(runs, "train_loss")), style, label)
+    if any((stack(runs, "train_loss") > 0).any() for runs in panels.records.values()):
+        axes.set_yscale("log")
     axes.set_title("Training loss")
-    axes.set_ylabel("objective: cross-entropy and L2 term")
-    axes.legend(frameon=False)
+    axes.set_ylabel("objective: loss and L2 term")
+    axes.legend(frameon=False, fontsize=10 if len(panels.records) <= 4 else 7)
 
 
-def _draw_accuracy(axes: Axes, outcome: Outcome) -> None:
+def _draw_accuracy(axes: Axes, panels: Panels) -> None:
     widths = {"train_accuracy": 2.4, "test_accuracy": 1.1}
     settled = []
-    for method, runs in outcome.records.items():
-        steps, style = runs[0].curves["step"], STYLES[method]
+    for method, runs in panels.records.items():
+        steps, style = runs[0].curves["step"], panels.styles[method]
         for column, width in widths.items():
             mean = stack(runs, column).mean(0)
-            axes.plot(steps, mean, color=style.color, linestyle=style.dash, linewidth=width)
+            axes.plot(steps, mean, color=style.color, linestyle=style.linestyle, linewidth=width)
             settled.append(mean[steps >= EARLY_SHARE * steps[-1]].min())
-    axes.set_ylim(max(0.0, min(settled) - 0.01), 1.002)  # the first steep rise would hide all that follows
+    finite = [value for value in settled if math.isfinite(value)]
+    if finite:
+        axes.set_ylim(max(0.0, min(finite) - 0.01), 1.002)  # the first steep rise would hide all that follows
     axes.set_title("Accuracy")
     axes.set_ylabel("examples classified correctly")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -89,15 +97,22 @@ def _draw_accuracy(axes: Axes, outcome: Outcome) -> None:
     axes.legend(handles=handles, frameon=False, loc="lower right")
 
 
-def _draw_improvement(axes: Axes, outcome: Outcome) -> None:
+def _draw_improvement(axes: Axes, panels: Panels) -> None:
     axes.axhline(0.0, color="#555555", linewidth=1.0)
-    for method, baseline in outcome.experiment.comparisons:
-        runs = outcome.records[method]
-        band = relative_improvement_band(outcome.records[baseline], runs)
-        _draw_band(axes, runs, band, STYLES[method], f"over {STYLES[baseline].label}")
+    several = len({method for method, _, _ in panels.comparisons}) < len(panels.comparisons)
+    drawn: set[str] = set()
+    for method, baseline, seeds in panels.comparisons:
+        own, before = ([run for run in panels.records[name] if run.config.seed in seeds] for name in (method, baseline))
+        style = panels.styles[baseline if method in drawn else method]
+        label = f"over {panels.styles[baseline].label}"
+        band = relative_improvement_band(before, own)
+        _draw_band(axes, own, band, style, f"{panels.styles[method].label} {label}" if several else label)
+        drawn.add(method)
     axes.set_title("Paired improvement by adaptive draws")
     axes.set_ylabel("training loss below the baseline's")
-    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 0.06))
+    if panels.comparisons:
+        size = 10 if len(panels.comparisons) <= 2 else 7
+        axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 0.06), fontsize=size)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.margins(y=0.12)
     for edge, height, word in (("top", 0.97, "better"), ("bottom", 0.03, "worse")):
@@ -106,11 +121,17 @@ def _draw_improvement(axes: Axes, outcome: Outcome) -> None:
 
 def _draw_band(axes: Axes, runs: Sequence[Record], band: Band, style: Style, label: str) -> None:
     steps = runs[0].curves["step"]
-    axes.plot(steps, band.mean, color=style.color, linestyle=style.dash, linewidth=2.0, label=label)
+    axes.plot(steps, band.mean, color=style.color, linestyle=style.linestyle, linewidth=2.0, label=_literally(label))
     axes.fill_between(steps, band.low, band.high, color=style.color, alpha=0.18, linewidth=0)
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def _literally(text: str) -> str:
+    """Text in which matplotlib sees no formula, and which it does not leave out of a legend."""
+    return text.replace("$", r"\$").lstrip("_")
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure in the format of the path's ending, atomically; returns the path."""
     buffer = io.BytesIO()
     kind = path.suffix[1:]
     # No date in the file: the same records give the same bytes.

@@ -4,10 +4,11 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dasgrad import atomic
 from dasgrad.experiments.runner import Outcome
-from dasgrad.experiments.statistics import Improvement, Interval, MethodSummary, Summary
+from dasgrad.experiments.statistics import Improvement, Interval, MethodSummary, Summary, summarise
 
 
 def format_summary(summary: Summary, outcome: Outcome) -> str:
@@ -16,20 +17,41 @@ def format_summary(summary: Summary, outcome: Outcome) -> str:
     machine = runs[0].machine
     methods = list(summary.methods.values())
     blocks = [
-        f"{outcome.experiment.title}: {settings.num_steps:,} steps, batch {settings.batch_size}, refresh every "
+        f"{outcome.title}: {settings.num_steps:,} steps, batch {settings.batch_size}, refresh every "
         f"{settings.refresh} steps,\n{summary.num_seeds} paired seeds, means with 95 % bootstrap intervals over seeds; "
-        "learning rates α/√t tuned on\nother seeds.",
+        "learning rates α/√t tuned on\nother seeds." + _describe_stored(outcome),
         _align(_final_rows(methods)),
         _align(_cost_rows(methods, summary.reference)),
         "\n".join(_verdicts(summary)),
-        f"Timed on {machine['cpu']}, {machine['cores']} cores, one thread a run.",
+        f"Timed on {machine['cpu']}, {machine['cores']} cores, one thread a run, "
+        f"{machine.get('processes', 1)} at a time.",
     ]
     if outcome.at_grid_edge:
         blocks.append(
-            f"The best learning rate of {', '.join(outcome.at_grid_edge)} is at the edge of the grid "
-            f"{', '.join(f'{lr:g}' for lr in outcome.experiment.learning_rates)}:\na wider grid might do better."
+            f"The best learning rate of {', '.join(outcome.at_grid_edge)} is at the edge of the grid tried:\n"
+            "a wider one might do better."
         )
     return "\n\n".join(blocks)
+
+
+def _describe_stored(outcome: Outcome) -> str:
+    """What stored learning rates were chosen for, where that is another setting than this run's."""
+    kept, settings = outcome.stored_with, outcome.settings
+    if not kept:
+        return ""
+    told = {"num_steps": "steps", "batch_size": "batch", "refresh": "refresh", "scores": "scores"}
+    other = [f"{word} {kept.get(name)}" for name, word in told.items() if kept.get(name) != getattr(settings, name)]
+    return f" They are stored ones, tuned for {', '.join(other)}." if other else " They are stored ones."
+
+
+def format_cases(outcomes: Sequence[Outcome]) -> str:
+    """The relative improvement of each comparison, case by case."""
+    rows = [["case", *(f"{ours} over {baseline}" for ours, baseline in outcomes[0].experiment.comparisons)]]
+    for outcome in outcomes:
+        experiment = outcome.experiment
+        found = summarise(outcome.records, experiment.comparisons, experiment.reference).improvements
+        rows.append([outcome.case, *(f"{_interval(_times(i.relative, 100), 1)} %" for i in found)])
+    return f"Final training loss below the baseline's, relative, by case:\n\n{_align(rows)}"
 
 
 def write_csv(summary: Summary, path: Path) -> None:
@@ -48,6 +70,8 @@ def write_csv(summary: Summary, path: Path) -> None:
             "scored_examples": own.scored_examples,
             f"steps_to_{summary.reference}": own.steps_to_reference,
             f"seconds_to_{summary.reference}": own.seconds_to_reference,
+            f"evaluations_to_{summary.reference}": own.evaluations_to_reference,
+            **{f"final_{name}": value for name, value in (own.draws | own.extras).items()},
         }
         for improvement in summary.improvements:
             if improvement.method == own.method:
@@ -56,6 +80,47 @@ def write_csv(summary: Summary, path: Path) -> None:
         for quantity, value in quantities.items():
             writer.writerow([own.method, f"{own.lr:g}", quantity, *_csv_cells(value)])
     atomic.write(path, buffer.getvalue().encode())
+
+
+def write_page_csv(page: dict[str, Any], path: Path) -> None:
+    """The numbers of a page: ``set, method, baseline, seeds, quantity, mean, low, high``, atomically.
+
+    Rows of improvements name their baseline; rows of claims have the claim as set and the verdict as quantity.
+    Text that a spreadsheet would take for a formula is quoted.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["set", "method", "baseline", "seeds", "quantity", "mean", "low", "high"])
+
+    def row(*cells: Any, value: dict[str, Any]) -> None:
+        writer.writerow([*map(_csv_text, cells), *(_csv_number(value.get(key)) for key in ("mean", "low", "high"))])
+
+    for claim in page["claims"]:
+        for finding in claim["findings"]:
+            row(f"claim {claim['name']}", finding["text"], "", "", claim["verdict"], value=finding)
+    for own in page["sets"]:
+        for series in own["series"]:
+            about = (own["name"], series["name"], "", series["seeds"])
+            for column, value in series["final"].items():
+                row(*about, f"final_{column}" if column != "seconds" else column, value=value)
+            for name, cost in (("scoring_seconds", "scoringSeconds"), ("gradients", "gradients"), ("scored", "scored")):
+                row(*about, name, value={"mean": series["cost"][cost]})
+            for axis, value in (series["reached"] or {}).items():
+                row(*about, f"{axis}_to_{own['reference']}", value={"mean": value})
+        for compared in own["comparisons"]:
+            for column, value in compared["final"].items():
+                about = (own["name"], compared["ours"], compared["baseline"], compared["seeds"])
+                row(*about, f"improvement_{column}", value=value)
+    atomic.write(path, buffer.getvalue().encode("utf-8", "replace"))
+
+
+def _csv_text(value: Any) -> str:
+    text = str(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def _csv_number(value: float | None) -> str:
+    return "" if value is None else f"{value:.9g}"
 
 
 def _csv_cells(value: Interval | float | None) -> list[str]:
