@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dasgrad
+from dasgrad import shared_library
 from dasgrad.sampling import SegmentTree, native
 
 SOURCE = Path(__file__).parents[2] / "src/dasgrad/sampling/native/segment_tree.cpp"
@@ -350,8 +351,13 @@ def test_the_environment_turns_it_off():
 
 def test_a_library_that_does_not_load_is_as_good_as_none(tmp_path, monkeypatch):
     monkeypatch.delenv("DASGRAD_NATIVE", raising=False)
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
-    assert native._load() is None
+    assert shared_library.load(tmp_path, "segment_tree", native._SIGNATURES) is None
     for name in ("segment_tree.core.so", "segment_tree.core.dll"):
         (tmp_path / name).write_bytes(b"for another machine")
-    assert native._load() is None
+    assert shared_library.load(tmp_path, "segment_tree", native._SIGNATURES) is None
+
+
+@needs_native
+def test_a_library_of_another_version_is_as_good_as_none():
+    missing = {**native._SIGNATURES, "dasgrad_of_tomorrow": (None, [])}
+    assert shared_library.load(Path(native.__file__).parent, "segment_tree", missing) is None

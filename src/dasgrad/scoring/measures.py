@@ -10,6 +10,7 @@ the example's own gradient in the metric fₖ is no polynomial: gradients are fo
 in buffers that fit the cache, and measured entry by entry.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -31,7 +32,7 @@ _SMALLEST_EPS = 1e-30
 """Below it 1/H may overflow, and 0/0 must be looked at entry by entry."""
 
 
-class Measure:
+class Measure(ABC):
     """What one parameter adds to an example's squared score: `base`, and by its gradient what a call returns."""
 
     def __init__(self, shape: torch.Size, device: torch.device, workspace: Workspace) -> None:
@@ -44,25 +45,25 @@ class Measure:
         """Σₖ fₖ(0), 0-dim float64: the share of an example whose gradient is zero here; None is 0."""
         return self._base
 
+    @abstractmethod
     def of_entries(self, gradients_B: Tensor) -> Tensor:
         """``[b, shape.numel()] -> [b]``: Σₖ fₖ(gₖ) − fₖ(0); uses up its argument."""
-        raise NotImplementedError
 
     def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor | None:
         """The same for g = left rightᵀ, ``[b, o], [b, k] -> [b]``, without forming it; None where it must be."""
         return None
 
+    @abstractmethod
     def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
         """The same over row ``indices[e]`` alone, where g is ``values[e]``: ``[m], [m, width] -> [m]``."""
-        raise NotImplementedError
 
     def quadratic(self) -> Tensor | None:
         """Q where Σₖ fₖ(gₖ) = Σₖ Qₖ gₖ² and nothing else; None otherwise."""
         return None
 
+    @abstractmethod
     def select(self, rows: slice) -> "Measure":
         """The measure of a slice of the parameter's first dimension."""
-        raise NotImplementedError
 
     # --- from forms -----------------------------------------------------------------------------------
 

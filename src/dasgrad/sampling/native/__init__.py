@@ -11,13 +11,13 @@ But for `NativeTree.update`, what is called here checks nothing: whatever reache
 from __future__ import annotations
 
 import ctypes
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dasgrad import shared_library
 
 __all__ = ["NativeTree", "available", "bind", "within"]
 
@@ -38,22 +38,7 @@ _SIGNATURES = {
 }
 
 
-def _load() -> ctypes.CDLL | None:
-    # Two dots: with one, tools that list modules would take it for a module of Python's.
-    path = Path(__file__).with_name("segment_tree.core.dll" if sys.platform == "win32" else "segment_tree.core.so")
-    if os.environ.get("DASGRAD_NATIVE") == "0" or not path.exists():
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError):  # built for another machine, or by another version of the package
-        return None
-    return library
-
-
-_library = _load()
+_library = shared_library.load(Path(__file__).parent, "segment_tree", _SIGNATURES)
 
 
 def available() -> bool:
