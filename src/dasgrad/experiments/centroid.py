@@ -83,6 +83,8 @@ CENTROID = register(
         comparisons=(
             ("dasgrad", "amsgrad"),
             ("dasgrad", "adam"),
+            ("dasgrad", "amsgrad-iid"),
+            ("dasgrad", "adam-iid"),
             ("dasgrad-paper", "amsgrad-iid"),
             ("dasgrad-paper", "adam-iid"),
         ),
