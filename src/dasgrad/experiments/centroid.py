@@ -19,7 +19,8 @@ from dasgrad.experiments.datasets import Split
 from dasgrad.experiments.problems import Problem, make_linear
 from dasgrad.experiments.registry import Experiment, Settings, register
 
-NUM_EXAMPLES = 2000
+NUM_EXAMPLES = 20_000
+"""More than a run draws: online, an example hardly comes twice."""
 NUM_FEATURES = 20
 RARE_SHARE = 0.05
 DATA_SEED = 0
