@@ -20,6 +20,14 @@ void dasgrad_linear_with_squares32(const float*, int64_t, int64_t, const float*,
                                    float*, float*);
 void dasgrad_linear_with_squares64(const double*, int64_t, int64_t, const double*, const double*, const double*,
                                    int64_t, double*, double*);
+void dasgrad_own_sparse32(const int64_t*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t,
+                          const float* const*, const double*, double*);
+void dasgrad_quadratic_sparse32(const int64_t*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t,
+                                const float*, const float*, double*);
+void dasgrad_own_sparse64(const int64_t*, const int64_t*, const double*, const double*, int64_t, int64_t, int64_t,
+                          const double* const*, const double*, double*);
+void dasgrad_quadratic_sparse64(const int64_t*, const int64_t*, const double*, const double*, int64_t, int64_t, int64_t,
+                                const double*, const double*, double*);
 }
 
 namespace {
@@ -91,6 +99,54 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
   return num_cases;
 }
 
+// Rows of 0 to num_columns entries, every column at most once.
+template <typename Real, typename Own, typename Quadratic>
+int64_t run_sparse(Own own, Quadratic quadratic, double tolerance) {
+  int64_t num_cases = 0;
+  for (int64_t examples : {0, 1, 3, 9})
+    for (int64_t rows : {1, 2, 5})
+      for (int64_t columns : {1, 17, 1500})
+        for (int options = 0; options < 4; ++options) {
+          const auto floor = numbers<Real>(rows * columns, 0.1, 1), past = numbers<Real>(rows * columns, 0, 1);
+          const auto decay = numbers<Real>(rows * columns, -1, 1), offset = numbers<Real>(rows * columns, -1, 1);
+          const Real* arrays[4] = {floor.data(), past.data(), options & 1 ? decay.data() : nullptr,
+                                   options & 2 ? offset.data() : nullptr};
+          const double c[4] = {0.5, 0.25, -1.0, 1e-3};
+          const auto left = numbers<Real>(examples * rows, -1, 1);
+          std::vector<int64_t> starts = {0}, places;
+          for (int64_t i = 0; i < examples; ++i) {
+            for (int64_t k = 0; k < columns; ++k)
+              if (i && (i == 1 || std::rand() % 2)) places.push_back(k);
+            starts.push_back(int64_t(places.size()));
+          }
+          const auto values = numbers<Real>(int64_t(places.size()), -1, 1);
+          std::vector<double> totals(examples), polynomials(examples);
+          own(starts.data(), places.data(), values.data(), left.data(), examples, rows, columns, arrays, c,
+              totals.data());
+          quadratic(starts.data(), places.data(), values.data(), left.data(), examples, rows, columns,
+                    options & 1 ? floor.data() : nullptr, arrays[3], polynomials.data());
+          for (int64_t i = 0; i < examples; ++i) {
+            double expected = 0, polynomial = 0;
+            for (int64_t e = starts[i]; e < starts[i + 1]; ++e)
+              for (int64_t o = 0; o < rows; ++o) {
+                const int64_t at = o * columns + places[e];
+                for (int present = 0; present < 2; ++present) {
+                  const double g = present ? double(left[i * rows + o]) * values[e] : 0;
+                  const double seen = arrays[2] || arrays[3] ? c[2] * g + (arrays[2] ? decay[at] : Real(0)) : g;
+                  const double metric = std::sqrt(std::fmax(floor[at], past[at] + c[0] * seen * seen)) + c[3];
+                  const double direction = arrays[3] ? offset[at] + c[1] * seen : g;
+                  expected += (present ? 1 : -1) * direction * direction / metric;
+                  polynomial += g * g * (options & 1 ? floor[at] : Real(1)) + (arrays[3] ? g * offset[at] : 0);
+                }
+              }
+            check(totals[i], expected, tolerance);
+            check(polynomials[i], polynomial, tolerance);
+          }
+          ++num_cases;
+        }
+  return num_cases;
+}
+
 }  // namespace
 
 int main() {
@@ -98,5 +154,7 @@ int main() {
                                    dasgrad_linear_with_squares32, 2e-4);
   const int64_t num64 = run<double>(dasgrad_own_dense64, dasgrad_own_outer64, dasgrad_quadratic64,
                                     dasgrad_linear_with_squares64, 1e-12);
-  std::printf("ok %lld\n", static_cast<long long>(num32 + num64));
+  const int64_t sparse32 = run_sparse<float>(dasgrad_own_sparse32, dasgrad_quadratic_sparse32, 2e-4);
+  const int64_t sparse64 = run_sparse<double>(dasgrad_own_sparse64, dasgrad_quadratic_sparse64, 1e-12);
+  std::printf("ok %lld\n", static_cast<long long>(num32 + num64 + sparse32 + sparse64));
 }

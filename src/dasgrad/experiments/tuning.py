@@ -12,7 +12,7 @@ from typing import Any
 
 from dasgrad import atomic
 from dasgrad.experiments.records import Record, current_versions
-from dasgrad.experiments.registry import Experiment, Settings
+from dasgrad.experiments.registry import Experiment, Settings, find_experiment
 
 FOLDER = Path(__file__).parent / "tuned"
 Rates = dict[tuple[str, str], float]
@@ -75,7 +75,7 @@ def read_stored(experiment: Experiment) -> tuple[Rates, dict[str, Any]]:
 def write_stored(experiment: Experiment, settings: Settings, rates: Rates) -> Path:
     """Store learning rates for later runs, beside those of other methods that are stored already; returns the file."""
     known = read_stored(experiment)[0] | rates
-    order = {name: k for k, name in enumerate(experiment.methods)}
+    order = {name: k for k, name in enumerate(find_experiment(experiment.name).methods)}  # all, not those run
     by_case: dict[str, dict[str, float]] = {}
     for case, method in sorted(known, key=lambda key: (key[0], order.get(key[1], len(order)), key[1])):
         by_case.setdefault(case, {})[method] = known[case, method]

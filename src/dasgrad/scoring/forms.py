@@ -9,6 +9,7 @@ are asked for a slice of examples at a time, so that temporaries stay small what
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 Part = Callable[[slice], Tensor]
@@ -61,11 +62,39 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseOuter:
+    """gᵢ = bᵢ xᵢᵀ where few entries of xᵢ are not zero."""
+
+    left: Tensor
+    """``[B, o]``: gradients at the layer's output."""
+    starts: Tensor
+    """``[B + 1]`` int64: example i has the entries ``starts[i]:starts[i + 1]``."""
+    columns: Tensor
+    """``[N]`` int64."""
+    values: Tensor
+    """``[N]``."""
+    num_columns: int
+    distinct: bool
+    """Whether no example has two entries in one column."""
+
+    def entries(self) -> Rows:
+        """The same, entry by entry: a column value·bᵢ each."""
+        examples = torch.arange(len(self.left), device=self.left.device)
+        owners = torch.repeat_interleave(examples, self.starts.diff(), output_size=self.columns.numel())
+        values = self.values.to(self.left.dtype)
+
+        def columns(entries: slice) -> Tensor:
+            return self.left[owners[entries]].mul_(values[entries].unsqueeze(1))
+
+        return Rows(owners, self.columns, columns, distinct=self.distinct, columns=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
     """The gradient of a slice of the parameter's first dimension; several slices must not overlap."""
 
     rows: slice
-    form: Dense | Outer | Rows
+    form: Dense | Outer | Rows | SparseOuter
 
 
-Form = Dense | Outer | Rows | Slice
+Form = Dense | Outer | Rows | SparseOuter | Slice

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dasgrad.moments import BuiltinMoments
 from dasgrad.scoring import kernels, native, own
-from dasgrad.scoring.forms import Dense, Form, Outer, Rows, Slice
+from dasgrad.scoring.forms import Dense, Form, Outer, Rows, Slice, SparseOuter
 from dasgrad.scoring.own import OwnTerms, rows_of
 from dasgrad.scoring.preconditioned import Preconditioner, Preconditioning, squared_norms
 from dasgrad.scoring.workspace import Workspace
@@ -53,6 +53,10 @@ class Measure(ABC):
         """The same for g = left rightᵀ, ``[b, o], [b, k] -> [b]``, without forming it; None where it must be."""
         return None
 
+    def of_sparse_products(self, form: SparseOuter) -> Tensor | None:
+        """The same for g = left rightᵀ with a sparse right; None where it must be gone through entry by entry."""
+        return None
+
     @abstractmethod
     def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
         """The same over row ``indices[e]`` alone, where g is ``values[e]``: ``[m], [m, width] -> [m]``."""
@@ -71,6 +75,9 @@ class Measure(ABC):
         """Σₖ fₖ(gᵢₖ) − fₖ(0) for all examples of a chunk, ``[B]`` in at least float32."""
         if isinstance(form, Slice):
             return self.select(form.rows)(form.form, num_examples)
+        if isinstance(form, SparseOuter):
+            share = self.of_sparse_products(form) if form.distinct else None
+            return self._add_rows(form.entries(), num_examples) if share is None else share
         if isinstance(form, Rows):
             return self._add_rows(form, num_examples)
         if num_examples == 0:
@@ -220,6 +227,14 @@ class QuadraticMeasure(Measure):
         product = torch.mm(squares, matrix, out=self.workspace.take("products", tuple(small.shape), small))
         return _precise(product).mul_(_precise(small).square()).sum(1)
 
+    def of_sparse_products(self, form: SparseOuter) -> Tensor | None:
+        left = _precise(form.left)
+        return (
+            native.quadratic_sparse_products(left, form, self._quadratic, self._cross)
+            if native.supports(left)
+            else None
+        )
+
     def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
         values = _precise(values)
         squares = values.square()
@@ -295,6 +310,13 @@ class OwnMeasure(Measure):
         left, right = _precise(left_B), _precise(right_B)
         total = own.sum_outer_products(self._terms_in(left.dtype), left, right)
         return None if total is None else self._share(total)
+
+    def of_sparse_products(self, form: SparseOuter) -> Tensor | None:
+        left = _precise(form.left)
+        if not native.supports(left):
+            return None
+        terms = self._terms_in(left.dtype)
+        return native.own_sparse_products(left, form, terms.arrays, terms.coefficients) * self._view.lr_share
 
     def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
         values = _precise(values)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dasgrad.scoring.forms import Dense, Form, Outer, Rows, Slice
+from dasgrad.scoring.forms import Dense, Form, Outer, Rows, Slice, SparseOuter
 
 
 def add(forms: Sequence[Form], shape: torch.Size, num_examples: int) -> Dense:
@@ -45,7 +45,7 @@ def densify(form: Form, rows: slice, shape: torch.Size) -> Tensor:
         right = right.unflatten(1, (form.num_groups, -1))
         products: Tensor = left @ right.transpose(2, 3)
         return products.reshape(-1, *shape)
-    return _scatter(form, rows, shape)
+    return _scatter(form.entries() if isinstance(form, SparseOuter) else form, rows, shape)
 
 
 def _scatter(form: Rows, rows: slice, shape: torch.Size) -> Tensor:

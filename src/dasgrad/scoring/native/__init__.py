@@ -4,7 +4,7 @@ Without it the same formulas run in torch operations, in several passes over blo
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dasgrad import shared_library
+from dasgrad.scoring.forms import SparseOuter
 from dasgrad.scoring.native import threads
 
 FEW_OUTPUTS = 32
@@ -23,6 +24,9 @@ _DENSE = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _OUTER = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _QUADRATIC = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
 _LINEAR = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER, _INTEGER, _POINTER, _POINTER])
+_SPARSE = [_POINTER] * 4 + [_INTEGER] * 3
+_OWN_SPARSE = (None, [*_SPARSE, _POINTER, _POINTER, _POINTER])
+_QUADRATIC_SPARSE = (None, [*_SPARSE, _POINTER, _POINTER, _POINTER])
 _library = shared_library.load(
     Path(__file__).parent,
     "measures",
@@ -35,6 +39,10 @@ _library = shared_library.load(
         "dasgrad_own_dense64": _DENSE,
         "dasgrad_own_outer32": _OUTER,
         "dasgrad_own_outer64": _OUTER,
+        "dasgrad_own_sparse32": _OWN_SPARSE,
+        "dasgrad_own_sparse64": _OWN_SPARSE,
+        "dasgrad_quadratic_sparse32": _QUADRATIC_SPARSE,
+        "dasgrad_quadratic_sparse64": _QUADRATIC_SPARSE,
     },
 )
 Arrays = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
@@ -113,6 +121,36 @@ def linear_with_squares(x: Tensor, weight: Tensor, bias: Tensor | None, quadrati
 
     _in_threads(part, len(x), num_inputs * num_outputs // 4)
     return outputs, squares
+
+
+def own_sparse_products(left_B: Tensor, right: SparseOuter, arrays: Arrays, coefficients: Coefficients) -> Tensor:
+    """``[b, o], sparse [b, k] -> [b]`` float64, less the shares of zero gradients."""
+    _check(left_B, arrays)
+    function = getattr(_library, f"dasgrad_own_sparse{_BITS[left_B.dtype]}")
+    return _of_sparse(function, left_B, right, (_pointers(arrays), (ctypes.c_double * 4)(*coefficients)))
+
+
+def quadratic_sparse_products(
+    left_B: Tensor, right: SparseOuter, quadratic: Tensor | None, cross: Tensor | None
+) -> Tensor:
+    """``[b, o], sparse [b, k] -> [b]`` float64: Σₖ Qₖgₖ² + crossₖgₖ of g = left rightᵀ; None is 1 and 0."""
+    terms = [None if part is None else part.to(left_B.dtype).contiguous() for part in (quadratic, cross)]
+    function = getattr(_library, f"dasgrad_quadratic_sparse{_BITS[left_B.dtype]}")
+    return _of_sparse(function, left_B, right, [None if part is None else part.data_ptr() for part in terms])
+
+
+def _of_sparse(function: Any, left_B: Tensor, right: SparseOuter, terms: Sequence[Any]) -> Tensor:
+    left, starts, columns = left_B.contiguous(), right.starts.contiguous(), right.columns.contiguous()
+    values = right.values.to(left.dtype).contiguous()
+    assert starts.dtype == columns.dtype == torch.int64
+    assert len(starts) == len(left) + 1
+    entries, shape = (columns.data_ptr(), values.data_ptr()), (left.shape[1], right.num_columns)
+
+    def part(first: int, last: int, totals: Tensor) -> None:
+        own = starts[first:].data_ptr(), *entries, left[first:].data_ptr()
+        function(*own, last - first, *shape, *terms, totals[first:].data_ptr())
+
+    return _in_threads(part, len(left), left.shape[1] * max(1, len(columns) // max(1, len(left))))
 
 
 def _check(factor: Tensor, arrays: Arrays) -> None:

@@ -6,11 +6,13 @@
 //     share = (offset_k + slope seen)^2 / (sqrt(max(floor_k, past_k + gain seen^2)) + eps),   0/0 := 0,
 //
 // or, without momentum, g^2 in the numerator. What differs between AdaGrad, RMSProp, Adam and AMSGrad is in the
-// arrays. Gradients come as they are, or as outer products left right^T that are never written to memory. One pass,
-// no temporaries; up to kSpan entries are summed in the type of the gradients, these sums in double.
+// arrays. Gradients come as they are, or as outer products left right^T that are never written to memory, right dense
+// or sparse. One pass, no temporaries; up to kSpan entries are summed in the type of the gradients, these sums in
+// double. Where right is sparse the shares of zero gradients are taken off, as the rest of the row has them.
 //
 // `quadratic`: the metric is frozen and the layer has few outputs, sum_k right_k^2 sum_o left_o^2 Q_ok. A matrix
-// product with so few columns runs far below the machine's speed, and would need right^2 in memory.
+// product with so few columns runs far below the machine's speed, and would need right^2 in memory. With a sparse
+// right, of any number of outputs, and with a term that is linear in the gradient.
 //
 // `linear_with_squares`: a layer of few outputs on the data themselves. Its output x W^T + bias and x^2 Q^T, which is
 // all that a frozen metric will need of x, in one reading of x.
@@ -53,6 +55,13 @@ struct Terms {
   Real gain, slope, sign, eps;
 };
 
+template <typename Real>
+DASGRAD_INLINE Real share_of(Real square, Real seen, Real floor, Real past, Real gain, Real eps) {
+  const Real ahead = past + gain * seen * seen;
+  const Real metric = std::sqrt(ahead > floor ? ahead : floor) + eps;
+  return square == 0 ? Real(0) : square / metric;
+}
+
 // The gradient g = scale * values; `begin` is the entry of the parameter that values[0] belongs to.
 template <typename Real>
 DASGRAD_INLINE double sum_span(Real scale, const Real* values, int64_t width, const Terms<Real>& terms, int64_t begin) {
@@ -62,10 +71,8 @@ DASGRAD_INLINE double sum_span(Real scale, const Real* values, int64_t width, co
   if (!terms.decay && !terms.offset) {
 #pragma omp simd reduction(+ : sum)
     for (int64_t k = 0; k < width; ++k) {
-      const Real g = scale * values[k], square = g * g;
-      const Real ahead = past[k] + gain * square;
-      const Real metric = std::sqrt(ahead > floor[k] ? ahead : floor[k]) + eps;
-      sum += square == 0 ? Real(0) : square / metric;
+      const Real g = scale * values[k];
+      sum += share_of(g * g, g, floor[k], past[k], gain, eps);
     }
     return sum;
   }
@@ -77,11 +84,41 @@ DASGRAD_INLINE double sum_span(Real scale, const Real* values, int64_t width, co
 #pragma omp simd reduction(+ : sum)
   for (int64_t k = 0; k < width; ++k) {
     const Real g = scale * values[k], seen = sign * g + decayed * decay[k];
-    const Real ahead = past[k] + gain * seen * seen;
-    const Real metric = std::sqrt(ahead > floor[k] ? ahead : floor[k]) + eps;
     const Real direction = momentum ? offset[k] + slope * seen : g;
-    const Real square = direction * direction;
-    sum += square == 0 ? Real(0) : square / metric;
+    sum += share_of(direction * direction, seen, floor[k], past[k], gain, eps);
+  }
+  return sum;
+}
+
+// The same where values[k] belongs to entry begin + columns[k], less the share of a zero gradient there.
+template <typename Real>
+DASGRAD_INLINE double sum_gathered(Real scale, const Real* values, const int64_t* columns, int64_t width,
+                                   const Terms<Real>& terms, int64_t begin) {
+  const Real *floor = terms.floor + begin, *past = terms.past + begin;
+  const Real gain = terms.gain, eps = terms.eps;
+  Real sum = 0;
+  if (!terms.decay && !terms.offset) {
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < width; ++k) {
+      const int64_t at = columns[k];
+      const Real g = scale * values[k];
+      sum += share_of(g * g, g, floor[at], past[at], gain, eps);
+    }
+    return sum;
+  }
+  const Real slope = terms.slope, sign = terms.sign;
+  const bool momentum = terms.offset != nullptr;
+  const Real* offset = momentum ? terms.offset + begin : past;
+  const Real* decay = terms.decay ? terms.decay + begin : past;
+  const Real decayed = terms.decay ? Real(1) : Real(0);
+#pragma omp simd reduction(+ : sum)
+  for (int64_t k = 0; k < width; ++k) {
+    const int64_t at = columns[k];
+    const Real g = scale * values[k], still = decayed * decay[at], seen = sign * g + still;
+    const Real direction = momentum ? offset[at] + slope * seen : g;
+    const Real resting = momentum ? offset[at] + slope * still : Real(0);
+    sum += share_of(direction * direction, seen, floor[at], past[at], gain, eps) -
+           share_of(resting * resting, still, floor[at], past[at], gain, eps);
   }
   return sum;
 }
@@ -109,6 +146,55 @@ DASGRAD_INLINE void sum_outer(const Real* left, const Real* right, int64_t num_e
         totals[i] += sum_span(scale, right + i * num_columns + begin, width, terms, row * num_columns + begin);
       }
     }
+}
+
+// Example i has the entries starts[i] to starts[i + 1] of columns and values.
+template <typename Real>
+DASGRAD_INLINE void sum_sparse(const int64_t* starts, const int64_t* columns, const Real* values, const Real* left,
+                               int64_t num_examples, int64_t num_rows, int64_t num_columns, const Terms<Real>& terms,
+                               double* totals) {
+  for (int64_t i = 0; i < num_examples; ++i) {
+    totals[i] = 0;
+    for (int64_t begin = starts[i]; begin < starts[i + 1]; begin += kSpan) {
+      const int64_t width = starts[i + 1] - begin < kSpan ? starts[i + 1] - begin : kSpan;
+      for (int64_t row = 0; row < num_rows; ++row)
+        totals[i] +=
+            sum_gathered(left[i * num_rows + row], values + begin, columns + begin, width, terms, row * num_columns);
+    }
+  }
+}
+
+// sum_k Q_k g_k^2 + cross_k g_k; either array may be null, for 1 and 0.
+template <typename Real>
+DASGRAD_INLINE void sum_sparse_quadratic(const int64_t* starts, const int64_t* columns, const Real* values,
+                                         const Real* left, int64_t num_examples, int64_t num_rows, int64_t num_columns,
+                                         const Real* quadratic, const Real* cross, double* totals) {
+  for (int64_t i = 0; i < num_examples; ++i) {
+    totals[i] = 0;
+    for (int64_t begin = starts[i]; begin < starts[i + 1]; begin += kSpan) {
+      const int64_t width = starts[i + 1] - begin < kSpan ? starts[i + 1] - begin : kSpan;
+      const int64_t* at = columns + begin;
+      const Real* value = values + begin;
+      for (int64_t row = 0; row < num_rows; ++row) {
+        const double scale = left[i * num_rows + row];
+        Real squares = 0, plain = 0;
+        if (quadratic) {
+          const Real* q = quadratic + row * num_columns;
+#pragma omp simd reduction(+ : squares)
+          for (int64_t k = 0; k < width; ++k) squares += value[k] * value[k] * q[at[k]];
+        } else {
+#pragma omp simd reduction(+ : squares)
+          for (int64_t k = 0; k < width; ++k) squares += value[k] * value[k];
+        }
+        if (cross) {
+          const Real* c = cross + row * num_columns;
+#pragma omp simd reduction(+ : plain)
+          for (int64_t k = 0; k < width; ++k) plain += value[k] * c[at[k]];
+        }
+        totals[i] += scale * scale * squares + scale * plain;
+      }
+    }
+  }
 }
 
 constexpr int kTogether = 4;  // examples that share each reading of Q
@@ -275,6 +361,32 @@ DASGRAD_CLONES void linear64(const double* x, int64_t num_examples, int64_t num_
   multiply_and_square(x, num_examples, num_inputs, weight, bias, quadratic, num_outputs, outputs, squares);
 }
 
+DASGRAD_CLONES void sparse32(const int64_t* starts, const int64_t* columns, const float* values, const float* left,
+                             int64_t num_examples, int64_t num_rows, int64_t num_columns, const Terms<float>& terms,
+                             double* totals) {
+  sum_sparse(starts, columns, values, left, num_examples, num_rows, num_columns, terms, totals);
+}
+
+DASGRAD_CLONES void sparse_quadratic32(const int64_t* starts, const int64_t* columns, const float* values,
+                                       const float* left, int64_t num_examples, int64_t num_rows,
+                                       int64_t num_columns, const float* quadratic, const float* cross,
+                                       double* totals) {
+  sum_sparse_quadratic(starts, columns, values, left, num_examples, num_rows, num_columns, quadratic, cross, totals);
+}
+
+DASGRAD_CLONES void sparse64(const int64_t* starts, const int64_t* columns, const double* values, const double* left,
+                             int64_t num_examples, int64_t num_rows, int64_t num_columns, const Terms<double>& terms,
+                             double* totals) {
+  sum_sparse(starts, columns, values, left, num_examples, num_rows, num_columns, terms, totals);
+}
+
+DASGRAD_CLONES void sparse_quadratic64(const int64_t* starts, const int64_t* columns, const double* values,
+                                       const double* left, int64_t num_examples, int64_t num_rows,
+                                       int64_t num_columns, const double* quadratic, const double* cross,
+                                       double* totals) {
+  sum_sparse_quadratic(starts, columns, values, left, num_examples, num_rows, num_columns, quadratic, cross, totals);
+}
+
 }  // namespace
 
 DASGRAD_EXPORT void dasgrad_linear_with_squares32(const float* x, int64_t num_examples, int64_t num_inputs,
@@ -332,4 +444,36 @@ DASGRAD_EXPORT void dasgrad_own_outer64(const double* left, const double* right,
   const double* c = coefficients;
   const Terms<double> terms = {arrays[0], arrays[1], arrays[2], arrays[3], c[0], c[1], c[2], c[3]};
   outer64(left, right, num_examples, num_rows, num_columns, terms, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_own_sparse32(const int64_t* starts, const int64_t* columns, const float* values,
+                                         const float* left, int64_t num_examples, int64_t num_rows,
+                                         int64_t num_columns, const float* const* arrays,
+                                         const double* coefficients, double* totals) {
+  const double* c = coefficients;
+  const Terms<float> terms = {arrays[0], arrays[1], arrays[2], arrays[3], float(c[0]), float(c[1]), float(c[2]), float(c[3])};
+  sparse32(starts, columns, values, left, num_examples, num_rows, num_columns, terms, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_quadratic_sparse32(const int64_t* starts, const int64_t* columns, const float* values,
+                                               const float* left, int64_t num_examples, int64_t num_rows,
+                                               int64_t num_columns, const float* quadratic, const float* cross,
+                                               double* totals) {
+  sparse_quadratic32(starts, columns, values, left, num_examples, num_rows, num_columns, quadratic, cross, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_own_sparse64(const int64_t* starts, const int64_t* columns, const double* values,
+                                         const double* left, int64_t num_examples, int64_t num_rows,
+                                         int64_t num_columns, const double* const* arrays,
+                                         const double* coefficients, double* totals) {
+  const double* c = coefficients;
+  const Terms<double> terms = {arrays[0], arrays[1], arrays[2], arrays[3], c[0], c[1], c[2], c[3]};
+  sparse64(starts, columns, values, left, num_examples, num_rows, num_columns, terms, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_quadratic_sparse64(const int64_t* starts, const int64_t* columns, const double* values,
+                                               const double* left, int64_t num_examples, int64_t num_rows,
+                                               int64_t num_columns, const double* quadratic, const double* cross,
+                                               double* totals) {
+  sparse_quadratic64(starts, columns, values, left, num_examples, num_rows, num_columns, quadratic, cross, totals);
 }
