@@ -1,8 +1,9 @@
 """Adds up, parameter by parameter, what layers say of each example while a backward pass goes by."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,11 +13,21 @@ from dasgrad.scoring.calls import Call
 from dasgrad.scoring.forms import Form, Outer
 from dasgrad.scoring.measures import Measure
 from dasgrad.scoring.shortcut import LinearShortcut
-from dasgrad.scoring.tape import Tape
+
+
+class Following(Protocol):
+    """What brings calls and gradients: a `Tape` or a `KnownPass`."""
+
+    irregular: dict[str, str]
+    """Parameters no rule may serve, with the reason."""
+
+    @property
+    def repeated(self) -> Set[str]:
+        """Parameters with several uses."""
 
 
 class Collector:
-    """The consumer of a `Tape`.
+    """The consumer of a `Tape` or a `KnownPass`.
 
     Args:
         measures: of the scored parameters, by name.
@@ -37,14 +48,14 @@ class Collector:
         self._num_examples = num_examples
         self._factors = factors
         self._timed = timed
-        self._tape: Tape | None = None
+        self._tape: Following | None = None
         self._shares: dict[str, Tensor] = {}
         self._repeated: dict[str, list[Form]] = {}
         self.shortcut = LinearShortcut(measures)
         self.rules: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
 
-    def attach(self, tape: Tape) -> None:
+    def attach(self, tape: Following) -> None:
         """Forget what was collected, and take what this tape brings."""
         self._tape = tape
         for found in (self._shares, self._repeated, self.shortcut.squares, self.rules, self.seconds):

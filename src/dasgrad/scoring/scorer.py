@@ -15,11 +15,10 @@ from dasgrad import nested
 from dasgrad.progress import Progress, show_progress
 from dasgrad.scoring import cheap
 from dasgrad.scoring.chunks import WithinMemory, read_chunks
-from dasgrad.scoring.collector import Collector
-from dasgrad.scoring.engine import Engine, bases
+from dasgrad.scoring.engine import Engine
 from dasgrad.scoring.explanation import Explanation, explain
 from dasgrad.scoring.isolation import device_of, training_batch_norms, untouched, unwrap
-from dasgrad.scoring.listening import Heard, Weighted
+from dasgrad.scoring.listening import Ear, Heard, Weighted
 from dasgrad.scoring.losses import Losses, LossFunction, losses_of_pairs
 from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
 from dasgrad.scoring.preconditioned import Preconditioner, read_optimizer
@@ -117,6 +116,7 @@ class ExampleScorer:
         self._losses = losses if losses is not None else losses_of_pairs(loss_fn) if loss_fn is not None else None
         self._dtype = _as_dtype(dtype)
         self._engine = Engine()
+        self._ear = Ear(self._engine)
         self._workspace = Workspace()
         self._warned_batch_norm = False
         if score in ("dasgrad", "gradient"):
@@ -201,28 +201,19 @@ class ExampleScorer:
         if not scale > 0:
             raise ValueError(f"`ExampleScorer.listen(scale=...)` must be positive, got {scale!r}.")
         assert self._losses is not None
-        params = self._scored_parameters()
-        measures = self._measures(params)
         function = LossFunction(self.model, self._losses, self._dtype)
         data = nested.map_leaves(function.cast, batch.data)
+        key = self._ear.key_of(function, self.optimizer, data)
+        params = self._ear.params(key[0]) or self._scored_parameters()
+        measures = self._measures(params)
         if not self._engine.knows(params, data):
             with untouched(self._announced_model()):
                 self._engine.look(function, params, data)
-        num_examples = len(batch.weights)
-        factors = batch.weights.to(device_of(self.model)) * (scale / max(1, num_examples))
-        collector = Collector(measures, num_examples, factors)
-        tape = self._engine.tape(self.model, params, params, collector)
+        factors = batch.weights.to(device_of(self.model)) * (scale / max(1, len(batch.weights)))
         heard = Heard()
-        with tape.following(num_examples):
+        with self._ear.hear(key, function, params, measures, data, factors) as squares:
             yield heard
-        total = bases(measures, num_examples)
-        for share in collector.finish().values():
-            total += share
-        self._engine.irregular.update(tape.irregular)
-        if self._engine.irregular:
-            with untouched(self.model):
-                self._engine.add_by_fallback(function, measures, data, total)
-        heard.fill(total.clamp_(min=0.0).sqrt().to(self._precise(params)))
+        heard.fill(squares.clamp_(min=0.0).sqrt_().to(self._precise(params)))
 
     def explain(self, data: Any, targets: Any = None) -> Explanation:
         """Which rule serves each parameter, its share of the cost, what fell back and why, on a batch.

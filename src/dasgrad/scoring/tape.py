@@ -118,7 +118,7 @@ class Tape(TorchFunctionMode):
         self._owners: dict[str, set[int]] = {name: set() for name in params}
         self._carriers: dict[int, Carrier] = {}
         self._unmet: dict[str, str] = {}
-        self._layers = self._find_layers(model, params, tensors)
+        self.layers = self._find_layers(model, params, tensors)
 
     def _find_layers(
         self, model: nn.Module, params: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
@@ -174,7 +174,7 @@ class Tape(TorchFunctionMode):
         self._anchor = torch.zeros((), requires_grad=True)
         with ExitStack() as stack:
             stack.callback(self._release)
-            for layer in self._layers:
+            for layer in self.layers:
                 for handle in self._hook(layer):
                     stack.callback(handle.remove)
             stack.enter_context(self)
