@@ -16,6 +16,8 @@ void dasgrad_own_outer64(const double*, const double*, int64_t, int64_t, int64_t
                          double*);
 void dasgrad_quadratic32(const float*, const float*, int64_t, int64_t, int64_t, const float*, double*);
 void dasgrad_quadratic64(const double*, const double*, int64_t, int64_t, int64_t, const double*, double*);
+void dasgrad_inverse_metric32(const float*, int64_t, double, double, double, float*);
+void dasgrad_inverse_metric64(const double*, int64_t, double, double, double, double*);
 void dasgrad_linear_with_squares32(const float*, int64_t, int64_t, const float*, const float*, const float*, int64_t,
                                    float*, float*);
 void dasgrad_linear_with_squares64(const double*, int64_t, int64_t, const double*, const double*, const double*,
@@ -37,8 +39,8 @@ void check(double found, double expected, double tolerance) {
   std::exit(1);
 }
 
-template <typename Real, typename Dense, typename OuterProducts, typename Quadratic, typename Linear>
-int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear, double tolerance) {
+template <typename Real, typename Dense, typename OuterProducts, typename Quadratic, typename Linear, typename Inverse>
+int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear, Inverse inverse, double tolerance) {
   int64_t num_cases = 0;
   for (int64_t examples : {0, 1, 3, 4, 9})
     for (int64_t rows : {1, 2, 5, 10})
@@ -71,6 +73,10 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
           for (int64_t i = 0; i < examples; ++i) check(totals[i], expected[i], tolerance);
           quadratic(squares.data(), right.data(), examples, rows, columns, floor.data(), totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], weighted[i], tolerance);
+          std::vector<Real> inverted(rows * columns);
+          inverse(floor.data(), rows * columns, 0.5, 1e-3, 2.0, inverted.data());
+          for (int64_t k = 0; k < rows * columns; ++k)
+            check(inverted[k], 2.0 / (0.5 * std::sqrt(floor[k]) + 1e-3), tolerance);
           std::vector<Real> outputs(examples * rows), of_squares(examples * rows);
           const auto bias = numbers<Real>(rows, -1, 1);
           linear(right.data(), examples, columns, past.data(), options & 1 ? bias.data() : nullptr, floor.data(), rows,
@@ -95,8 +101,8 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
 
 int main() {
   const int64_t num32 = run<float>(dasgrad_own_dense32, dasgrad_own_outer32, dasgrad_quadratic32,
-                                   dasgrad_linear_with_squares32, 2e-4);
+                                   dasgrad_linear_with_squares32, dasgrad_inverse_metric32, 2e-4);
   const int64_t num64 = run<double>(dasgrad_own_dense64, dasgrad_own_outer64, dasgrad_quadratic64,
-                                    dasgrad_linear_with_squares64, 1e-12);
+                                    dasgrad_linear_with_squares64, dasgrad_inverse_metric64, 1e-12);
   std::printf("ok %lld\n", static_cast<long long>(num32 + num64));
 }

@@ -47,6 +47,8 @@ class Collector:
         self._measures = measures
         self._num_examples = num_examples
         self._factors = factors
+        # Where shares go with the square of the gradient, factors are taken out of [B] numbers in the end.
+        self._in_the_end = factors is not None and all(measure.homogeneous for measure in measures.values())
         self._timed = timed
         self._tape: Following | None = None
         self._shares: dict[str, Tensor] = {}
@@ -66,7 +68,7 @@ class Collector:
         if call.build is None:
             return
         assert self._tape is not None
-        if self._factors is not None:
+        if self._factors is not None and not self._in_the_end:
             shape = [1] * gradient.dim()
             shape[call.dims[0]] = -1
             gradient = gradient / self._factors.to(gradient.dtype).view(shape)
@@ -84,12 +86,21 @@ class Collector:
         call.release()
 
     def finish(self) -> dict[str, Tensor]:
-        """By parameter what was collected, ``[B]`` float64; the irregular ones left out."""
+        """By parameter what was collected, ``[B]``; the irregular ones left out."""
         assert self._tape is not None
         for name in self._repeated.keys() - self._tape.irregular.keys():
             self._measure(name, sums.add(self._repeated[name], self._measures[name].shape, self._num_examples))
         self._repeated.clear()
         return {name: share for name, share in self._shares.items() if name not in self._tape.irregular}
+
+    def total(self) -> Tensor:
+        """``[B]`` float64: what was collected of all parameters, beside what they have without any gradient."""
+        total = torch.zeros(self._num_examples, dtype=torch.float64, device=next(iter(self._measures.values())).device)
+        for share in self.finish().values():
+            total += share
+        if self._in_the_end and self._factors is not None:
+            total /= self._factors.double().square()
+        return total
 
     def _measure(self, name: str, form: Form) -> None:
         started = self._clock()

@@ -56,7 +56,8 @@ class Engine:
         """
         num_examples = nested.count_examples(data)
         collector = Collector(measures, num_examples, timed=timed)
-        total = bases(measures, num_examples)
+        device = next(iter(measures.values())).device
+        total = add_bases(measures, torch.zeros(num_examples, dtype=torch.float64, device=device))
         if num_examples == 0:
             return total, collector
         self.look(function, params, data)
@@ -173,10 +174,8 @@ class Engine:
             )
 
 
-def bases(measures: Mapping[str, Measure], num_examples: int) -> Tensor:
-    """``[B]`` float64: the squares of examples with no gradient at all."""
-    first = next(iter(measures.values()))
-    total = torch.zeros(num_examples, dtype=torch.float64, device=first.device)
+def add_bases(measures: Mapping[str, Measure], total: Tensor) -> Tensor:
+    """``total``, ``[B]``, with the squares of examples with no gradient at all added to it."""
     for measure in measures.values():
         if (base := measure.base()) is not None:
             total += base

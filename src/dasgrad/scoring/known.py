@@ -52,18 +52,18 @@ class Route:
 
 @dataclass(frozen=True)
 class Plan:
-    """What later passes of a kind must be like."""
+    """What later passes of a kind must be like; all but the first two are filled in by the pass that learns."""
 
     params: Mapping[str, Tensor]
     """The scored parameters by name."""
-    layers: list[Layer]
-    """Those that own them."""
-    dims: dict[str, int]
-    """By parameter, the dimension of its layer's output that runs over the examples."""
     holds: tuple[Any, ...]
-    """Everything whose identity `structure_of` goes by: while it is held, nothing else can have that identity."""
+    """Everything whose identity the key of `structure_of` goes by, so that nothing else can have it meanwhile."""
+    layers: list[Layer] = field(default_factory=list)
+    """Those that own scored parameters."""
+    dims: dict[str, int] = field(default_factory=dict)
+    """By parameter, the dimension of its layer's output that runs over the examples."""
     routes: dict[str, Route] = field(default_factory=dict)
-    """By parameter, filled in by the pass that learns."""
+    """By parameter, the way to it from its layer's output."""
 
 
 class KnownPass:
@@ -114,6 +114,11 @@ class KnownPass:
             for call in self._calls.values():
                 call.release()
             self._sent.clear()
+
+    @property
+    def sure(self) -> bool:
+        """Whether what was heard may be used."""
+        return self.doubt is None and not self.irregular
 
     def _doubt(self, reason: str) -> None:
         self.doubt = self.doubt or reason

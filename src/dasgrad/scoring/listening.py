@@ -5,16 +5,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
+from torch import Tensor, nn
 
 from dasgrad.scoring.collector import Collector
-from dasgrad.scoring.engine import Engine, bases
-from dasgrad.scoring.isolation import untouched
-from dasgrad.scoring.known import KnownPass, Plan, structure_of
-from dasgrad.scoring.losses import LossFunction
+from dasgrad.scoring.engine import Engine
+from dasgrad.scoring.known import KnownPass, Plan
 from dasgrad.scoring.measures import Measure
-from dasgrad.scoring.probe import kind_of
 
 _MOST_PLANS = 16
 """Kinds of passes remembered at a time."""
@@ -63,91 +59,48 @@ class Ear:
         self._engine = engine
         self._plans: dict[object, Plan | None] = {}
 
-    def key_of(self, function: LossFunction, optimizer: Optimizer | None, data: Any) -> tuple[object, tuple[Any, ...]]:
-        """What decides whether a pass is like another, and the objects it goes by."""
-        structure, holds = structure_of(function.model, optimizer)
-        return (structure, kind_of(data, ())), holds
-
-    def params(self, key: object) -> Mapping[str, Tensor] | None:
-        """The scored parameters, where passes of this kind are known."""
-        plan = self._plans.get(key)
-        return None if plan is None else plan.params
+    def recall(self, key: object) -> Plan | None:
+        """What is known of passes of a kind; None where they need a tape."""
+        return self._plans.get(key)
 
     @contextmanager
-    def hear(
-        self,
-        key: tuple[object, tuple[Any, ...]],
-        function: LossFunction,
-        params: Mapping[str, Tensor],
-        measures: Mapping[str, Measure],
-        data: Any,
-        factors: Tensor,
-    ) -> Iterator[Tensor]:
-        """``[B]`` float64, the squared scores of the pass inside, once the block is left."""
-        total = bases(measures, len(factors))
-        kind, holds = key
-        plan = self._plans.get(kind)
-        if plan is None:
-            learnt = Plan(params, [], {}, holds) if kind not in self._plans else None
-            yield from self._by_tape(learnt, function, params, measures, data, factors, total)
-            if learnt is not None:
-                self._remember(kind, learnt if learnt.routes else None)
-            return
+    def hear_known(
+        self, plan: Plan, measures: Mapping[str, Measure], factors: Tensor
+    ) -> Iterator[tuple[KnownPass, Collector]]:
+        """Follow a pass by hooks; what was collected counts if there is no doubt in the end."""
         collector = Collector(measures, len(factors), factors)
         known = KnownPass(plan, len(factors), collector)
         collector.attach(known)
         with known.following():
-            yield total
-        if known.doubt is None and not known.irregular:
-            _add(total, collector)
-            return
-        self._plans[kind] = None
-        with untouched(function.model):
-            total.copy_(self._engine.squares(function, params, measures, data)[0])
+            yield known, collector
 
-    def _by_tape(
-        self,
-        learnt: Plan | None,
-        function: LossFunction,
-        params: Mapping[str, Tensor],
-        measures: Mapping[str, Measure],
-        data: Any,
-        factors: Tensor,
-        total: Tensor,
-    ) -> Iterator[Tensor]:
-        """Follow by a tape, and learn how to do without one; the plan is left without routes where that is not so."""
-        num_examples = len(factors)
-        collector = Collector(measures, num_examples, factors)
-        tape = self._engine.tape(function.model, params, params, collector)
-        known: KnownPass | None = None
-        heard_alone = total.clone()
-        with ExitStack() as stack:
-            stack.enter_context(tape.following(num_examples))
-            if learnt is not None:
-                learnt.layers.extend(tape.layers)
-                learnt.dims.update(self._engine.dims)
-                alone = Collector(measures, num_examples, factors)
-                known = KnownPass(learnt, num_examples, alone)
-                alone.attach(known)
-                stack.enter_context(known.following())
-            yield total
-        _add(total, collector)
+    @contextmanager
+    def hear_new(
+        self, key: object, plan: Plan, model: nn.Module, measures: Mapping[str, Measure], factors: Tensor
+    ) -> Iterator[Collector]:
+        """Follow a pass by a tape, and find out whether the next ones of its kind can do without."""
+        collector = Collector(measures, len(factors), factors)
+        tape = self._engine.tape(model, plan.params, plan.params, collector)
+        plan.layers.extend(tape.layers)
+        plan.dims.update(self._engine.dims)
+        with tape.following(len(factors)), ExitStack() as stack:
+            found = stack.enter_context(self.hear_known(plan, measures, factors)) if key not in self._plans else None
+            yield collector
         self._engine.irregular.update(tape.irregular)
-        if learnt is not None and known is not None:
-            _add(heard_alone, alone)
-            plain = known.doubt is None and not known.irregular and not self._engine.irregular
-            if not (plain and torch.allclose(heard_alone, total, rtol=1e-6, atol=0.0, equal_nan=True)):
-                learnt.routes.clear()
-        if self._engine.irregular:
-            with untouched(function.model):
-                self._engine.add_by_fallback(function, measures, data, total)
+        if found is not None:
+            known, alone = found
+            plain = known.sure and self._engine.irregular.keys().isdisjoint(plan.params)
+            self._remember(key, plan if plain and _agree(alone, collector) else None)
 
-    def _remember(self, kind: object, plan: Plan | None) -> None:
+    def forget(self, key: object) -> None:
+        """Use a tape for passes of this kind from now on."""
+        self._plans[key] = None
+
+    def _remember(self, key: object, plan: Plan | None) -> None:
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
-        self._plans[kind] = plan
+        self._plans[key] = plan
 
 
-def _add(total: Tensor, collector: Collector) -> None:
-    for share in collector.finish().values():
-        total += share
+def _agree(alone: Collector, watched: Collector) -> bool:
+    return torch.allclose(alone.total(), watched.total(), rtol=1e-6, atol=0.0, equal_nan=True)

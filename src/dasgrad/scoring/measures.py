@@ -11,7 +11,7 @@ in buffers that fit the cache, and measured entry by entry.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,7 @@ from dasgrad.moments import BuiltinMoments
 from dasgrad.scoring import kernels, native, own
 from dasgrad.scoring.forms import Dense, Form, Outer, Rows, Slice
 from dasgrad.scoring.own import OwnTerms, rows_of
-from dasgrad.scoring.preconditioned import Preconditioner, Preconditioning, squared_norms
+from dasgrad.scoring.preconditioned import Preconditioner, Preconditioning, inverse_metric, squared_norms
 from dasgrad.scoring.workspace import Workspace
 
 _BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
@@ -47,11 +47,15 @@ class Measure(ABC):
 
     @abstractmethod
     def of_entries(self, gradients_B: Tensor) -> Tensor:
-        """``[b, shape.numel()] -> [b]``: Σₖ fₖ(gₖ) − fₖ(0); uses up its argument."""
+        """``[b, shape.numel()] -> [b]``: Σₖ fₖ(gₖ) − fₖ(0); may use up its argument."""
 
-    def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor | None:
-        """The same for g = left rightᵀ, ``[b, o], [b, k] -> [b]``, without forming it; None where it must be."""
-        return None
+    def takes_outer_products(self, like: Tensor) -> bool:
+        """Whether g = left rightᵀ can be measured without forming it, for factors of this type and device."""
+        return False
+
+    def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor:
+        """`of_entries` for g = left rightᵀ, ``[b, o], [b, k] -> [b]``, without forming it."""
+        raise NotImplementedError
 
     @abstractmethod
     def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
@@ -60,6 +64,11 @@ class Measure(ABC):
     def quadratic(self) -> Tensor | None:
         """Q where Σₖ fₖ(gₖ) = Σₖ Qₖ gₖ² and nothing else; None otherwise."""
         return None
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether a gradient c times as long has c² times the share."""
+        return False
 
     @abstractmethod
     def select(self, rows: slice) -> "Measure":
@@ -91,14 +100,11 @@ class Measure(ABC):
             return [form.left(slice(None)).square().mul_(form.squares).sum(1)]
         first = form.left(slice(0, 1))
         if first.dim() == 2:
-            formed = self.of_outer_products(*_factors(form, slice(0, 1))) is None
-            elements = self.shape.numel() if formed else width + self.shape[0]
-            shares = []
-            for rows in self._blocks(num_examples, elements):
-                left, right = _factors(form, rows)
-                share = self.of_outer_products(left, right)
-                shares.append(self._of_sums(left.unsqueeze(1), right.unsqueeze(1), form) if share is None else share)
-            return shares
+            if self.takes_outer_products(first):
+                blocks = self._blocks(num_examples, width + self.shape[0])
+                return [self.of_outer_products(*_factors(form, rows)) for rows in blocks]
+            blocks = self._blocks(num_examples, self.shape.numel())
+            return [self._of_sums(*(part.unsqueeze(1) for part in _factors(form, rows)), form) for rows in blocks]
         positions = first.shape[2 if form.transposed else 1]
         elements = self.shape.numel() + positions * (self.shape[0] + width * form.num_groups)
         elements = -(-elements // _MORE_FOR_SUMS)
@@ -186,6 +192,10 @@ class QuadraticMeasure(Measure):
     def quadratic(self) -> Tensor | None:
         return self._quadratic if self._cross is None else None
 
+    @property
+    def homogeneous(self) -> bool:
+        return self._cross is None
+
     def of_entries(self, gradients_B: Tensor) -> Tensor:
         gradients = _precise(gradients_B)
         if kernels.available(gradients):
@@ -198,6 +208,9 @@ class QuadraticMeasure(Measure):
         else:
             total = squares @ self._quadratic.flatten().to(gradients.dtype)
         return total if linear is None else total + linear
+
+    def takes_outer_products(self, like: Tensor) -> bool:
+        return True
 
     def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor:
         if self._quadratic is None:
@@ -291,10 +304,12 @@ class OwnMeasure(Measure):
         gradients = _precise(gradients_B)
         return self._share(own.sum_entries(self._terms_in(gradients.dtype), gradients))
 
-    def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor | None:
+    def takes_outer_products(self, like: Tensor) -> bool:
+        return own.takes_outer_products(_precise(like))
+
+    def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor:
         left, right = _precise(left_B), _precise(right_B)
-        total = own.sum_outer_products(self._terms_in(left.dtype), left, right)
-        return None if total is None else self._share(total)
+        return self._share(own.sum_outer_products(self._terms_in(left.dtype), left, right))
 
     def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
         values = _precise(values)
@@ -329,9 +344,10 @@ def step_measure(
     if not polynomial or (view.now.eps < _SMALLEST_EPS and moments.keys):
         return ElementwiseMeasure(view, preconditioner, momentum, workspace)
     dtype = torch.promote_types(param.dtype, torch.float32)
-    state = {key: view.state[key].to(dtype) for key in moments.keys}
-    metric = moments.metric(state, view.now).to(device=param.device, dtype=dtype)
-    inverse = (view.lr_share / metric).expand(param.shape)
+    state: Mapping[str, Tensor] = view.state
+    if any(state[key].dtype != dtype for key in moments.keys):
+        state = {key: state[key].to(dtype) for key in moments.keys}
+    inverse = inverse_metric(view, state, dtype)
     if not momentum:
         return QuadraticMeasure(param.shape, param.device, workspace, inverse)
     assert isinstance(moments, BuiltinMoments)

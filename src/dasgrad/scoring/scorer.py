@@ -15,13 +15,15 @@ from dasgrad import nested
 from dasgrad.progress import Progress, show_progress
 from dasgrad.scoring import cheap
 from dasgrad.scoring.chunks import WithinMemory, read_chunks
-from dasgrad.scoring.engine import Engine
+from dasgrad.scoring.engine import Engine, add_bases
 from dasgrad.scoring.explanation import Explanation, explain
 from dasgrad.scoring.isolation import device_of, training_batch_norms, untouched, unwrap
+from dasgrad.scoring.known import Plan, structure_of
 from dasgrad.scoring.listening import Ear, Heard, Weighted
 from dasgrad.scoring.losses import Losses, LossFunction, losses_of_pairs
 from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
 from dasgrad.scoring.preconditioned import Preconditioner, read_optimizer
+from dasgrad.scoring.probe import kind_of
 from dasgrad.scoring.workspace import Workspace
 
 ScoreName = Literal["dasgrad", "gradient", "last_layer", "loss"]
@@ -201,19 +203,33 @@ class ExampleScorer:
         if not scale > 0:
             raise ValueError(f"`ExampleScorer.listen(scale=...)` must be positive, got {scale!r}.")
         assert self._losses is not None
+        structure, holds = structure_of(self.model, self.optimizer)
+        key = (structure, kind_of(batch.data, ()))
+        heard, plan = Heard(), self._ear.recall(key)
+        params = self._scored_parameters() if plan is None else plan.params
+        measures = self._measures(params)
+        factors = batch.weights.to(next(iter(params.values())).device) * (scale / max(1, len(batch.weights)))
+        if plan is not None:
+            with self._ear.hear_known(plan, measures, factors) as (known, collector):
+                yield heard
+            if known.sure:
+                heard.fill(self._roots(add_bases(measures, collector.total()), params))
+            else:
+                self._ear.forget(key)
+                heard.fill(self(batch.data))
+            return
         function = LossFunction(self.model, self._losses, self._dtype)
         data = nested.map_leaves(function.cast, batch.data)
-        key = self._ear.key_of(function, self.optimizer, data)
-        params = self._ear.params(key[0]) or self._scored_parameters()
-        measures = self._measures(params)
         if not self._engine.knows(params, data):
             with untouched(self._announced_model()):
                 self._engine.look(function, params, data)
-        factors = batch.weights.to(device_of(self.model)) * (scale / max(1, len(batch.weights)))
-        heard = Heard()
-        with self._ear.hear(key, function, params, measures, data, factors) as squares:
+        with self._ear.hear_new(key, Plan(params, holds), self.model, measures, factors) as collector:
             yield heard
-        heard.fill(squares.clamp_(min=0.0).sqrt_().to(self._precise(params)))
+        total = add_bases(measures, collector.total())
+        if self._engine.irregular:
+            with untouched(self.model):
+                self._engine.add_by_fallback(function, measures, data, total)
+        heard.fill(self._roots(total, params))
 
     def explain(self, data: Any, targets: Any = None) -> Explanation:
         """Which rule serves each parameter, its share of the cost, what fell back and why, on a batch.
@@ -292,6 +308,9 @@ class ExampleScorer:
                     f"`scorer(data)` must be on the model's device, {home}, got {leaf.device}; `score_dataset` moves "
                     "its chunks by itself."
                 )
+
+    def _roots(self, squares: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        return squares.clamp_(min=0.0).sqrt_().to(self._precise(params))
 
     def _precise(self, params: Mapping[str, Tensor]) -> torch.dtype:
         """At least float32, and no less than the passes are computed in."""

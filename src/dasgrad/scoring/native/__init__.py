@@ -23,10 +23,13 @@ _DENSE = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _OUTER = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _QUADRATIC = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
 _LINEAR = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER, _INTEGER, _POINTER, _POINTER])
+_INVERSE = (None, [_POINTER, _INTEGER, ctypes.c_double, ctypes.c_double, ctypes.c_double, _POINTER])
 _library = shared_library.load(
     Path(__file__).parent,
     "measures",
     {
+        "dasgrad_inverse_metric32": _INVERSE,
+        "dasgrad_inverse_metric64": _INVERSE,
         "dasgrad_linear_with_squares32": _LINEAR,
         "dasgrad_linear_with_squares64": _LINEAR,
         "dasgrad_quadratic32": _QUADRATIC,
@@ -39,6 +42,8 @@ _library = shared_library.load(
 )
 Arrays = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 Coefficients = tuple[float, float, float, float]
+Rows = Callable[[int], int]
+"""The address of a row."""
 _BITS = {torch.float32: 32, torch.float64: 64}
 
 
@@ -55,8 +60,10 @@ def own_entries(gradients_B: Tensor, arrays: Arrays, coefficients: Coefficients)
     function = getattr(_library, f"dasgrad_own_dense{_BITS[gradients.dtype]}")
     terms = _pointers(arrays), (ctypes.c_double * 4)(*coefficients)
 
-    def part(first: int, last: int, totals: Tensor) -> None:
-        function(gradients[first:last].data_ptr(), last - first, size, *terms, totals[first:last].data_ptr())
+    start = _rows(gradients)
+
+    def part(first: int, last: int, totals: Rows) -> None:
+        function(start(first), last - first, size, *terms, totals(first))
 
     return _in_threads(part, len(gradients), size)
 
@@ -71,9 +78,10 @@ def own_outer_products(left_B: Tensor, right_B: Tensor, arrays: Arrays, coeffici
     function = getattr(_library, f"dasgrad_own_outer{_BITS[left.dtype]}")
     terms = _pointers(arrays), (ctypes.c_double * 4)(*coefficients)
 
-    def part(first: int, last: int, totals: Tensor) -> None:
-        factors = left[first:last].data_ptr(), right[first:last].data_ptr()
-        function(*factors, last - first, *shape, *terms, totals[first:last].data_ptr())
+    lefts, rights = _rows(left), _rows(right)
+
+    def part(first: int, last: int, totals: Rows) -> None:
+        function(lefts(first), rights(first), last - first, *shape, *terms, totals(first))
 
     return _in_threads(part, len(left), size)
 
@@ -86,10 +94,10 @@ def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor)
     assert (squares.shape[1], right.shape[1]) == (num_rows, num_columns)
     function = getattr(_library, f"dasgrad_quadratic{_BITS[right.dtype]}")
 
-    def part(first: int, last: int, totals: Tensor) -> None:
-        factors = squares[first:last].data_ptr(), right[first:last].data_ptr()
-        out = totals[first:last].data_ptr()
-        function(*factors, last - first, num_rows, num_columns, quadratic.data_ptr(), out)
+    lefts, rights, matrix = _rows(squares), _rows(right), quadratic.data_ptr()
+
+    def part(first: int, last: int, totals: Rows) -> None:
+        function(lefts(first), rights(first), last - first, num_rows, num_columns, matrix, totals(first))
 
     return _in_threads(part, len(right), num_columns * num_rows // 8)
 
@@ -107,12 +115,22 @@ def linear_with_squares(x: Tensor, weight: Tensor, bias: Tensor | None, quadrati
     function = getattr(_library, f"dasgrad_linear_with_squares{_BITS[x.dtype]}")
     matrices = weight.data_ptr(), None if bias is None else bias.data_ptr(), quadratic.data_ptr()
 
-    def part(first: int, last: int, totals: Tensor) -> None:
-        results = outputs[first:last].data_ptr(), squares[first:last].data_ptr()
-        function(x[first:last].data_ptr(), last - first, num_inputs, *matrices, num_outputs, *results)
+    rows, of_outputs, of_squares = _rows(x), _rows(outputs), _rows(squares)
+
+    def part(first: int, last: int, totals: Rows) -> None:
+        function(rows(first), last - first, num_inputs, *matrices, num_outputs, of_outputs(first), of_squares(first))
 
     _in_threads(part, len(x), num_inputs * num_outputs // 4)
     return outputs, squares
+
+
+def inverse_metric(curvature: Tensor, scale: float, eps: float, share: float) -> Tensor:
+    """share/(scale·√v + eps) for a contiguous v."""
+    assert curvature.is_contiguous()
+    inverse = torch.empty_like(curvature)
+    function = getattr(_library, f"dasgrad_inverse_metric{_BITS[curvature.dtype]}")
+    function(curvature.data_ptr(), curvature.numel(), scale, eps, share, inverse.data_ptr())
+    return inverse
 
 
 def _check(factor: Tensor, arrays: Arrays) -> None:
@@ -125,9 +143,16 @@ def _pointers(arrays: Arrays) -> Any:
     return (_POINTER * 4)(*(None if array is None else array.data_ptr() for array in arrays))
 
 
-def _in_threads(part: Callable[[int, int, Tensor], None], num_examples: int, size: int) -> Tensor:
+def _rows(matrix: Tensor) -> Rows:
+    """Where each row of a contiguous tensor begins."""
+    start, step = matrix.data_ptr(), matrix.stride(0) * matrix.element_size()
+    return lambda row: start + row * step
+
+
+def _in_threads(part: Callable[[int, int, Rows], None], num_examples: int, size: int) -> Tensor:
     """Totals of all examples, shared out over as many threads as torch uses."""
     totals = torch.empty(num_examples, dtype=torch.float64)
     num_threads = max(1, min(torch.get_num_threads(), num_examples * size // _WORTH_A_THREAD))
-    threads.share_out(lambda first, last: part(first, last, totals), num_examples, num_threads)
+    places = _rows(totals)
+    threads.share_out(lambda first, last: part(first, last, places), num_examples, num_threads)
     return totals

@@ -15,6 +15,8 @@
 // `linear_with_squares`: a layer of few outputs on the data themselves. Its output x W^T + bias and x^2 Q^T, which is
 // all that a frozen metric will need of x, in one reading of x.
 //
+// `inverse_metric`: share / (scale sqrt(v) + eps), the metric's inverse, in one pass.
+//
 // Nothing is allocated or remembered between calls, and arguments are checked by the caller.
 
 #include <cmath>
@@ -233,6 +235,22 @@ DASGRAD_INLINE void multiply_and_square(const Real* x, int64_t num_examples, int
   }
 }
 
+template <typename Real>
+DASGRAD_INLINE void invert_metric(const Real* curvature, int64_t size, Real scale, Real eps, Real share, Real* inverse) {
+#pragma omp simd
+  for (int64_t k = 0; k < size; ++k) inverse[k] = share / (scale * std::sqrt(curvature[k]) + eps);
+}
+
+DASGRAD_CLONES void invert32(const float* curvature, int64_t size, float scale, float eps, float share,
+                             float* inverse) {
+  invert_metric(curvature, size, scale, eps, share, inverse);
+}
+
+DASGRAD_CLONES void invert64(const double* curvature, int64_t size, double scale, double eps, double share,
+                             double* inverse) {
+  invert_metric(curvature, size, scale, eps, share, inverse);
+}
+
 DASGRAD_CLONES void dense32(const float* gradients, int64_t num_examples, int64_t size, const Terms<float>& terms,
                             double* totals) {
   sum_dense(gradients, num_examples, size, terms, totals);
@@ -276,6 +294,16 @@ DASGRAD_CLONES void linear64(const double* x, int64_t num_examples, int64_t num_
 }
 
 }  // namespace
+
+DASGRAD_EXPORT void dasgrad_inverse_metric32(const float* curvature, int64_t size, double scale, double eps,
+                                             double share, float* inverse) {
+  invert32(curvature, size, float(scale), float(eps), float(share), inverse);
+}
+
+DASGRAD_EXPORT void dasgrad_inverse_metric64(const double* curvature, int64_t size, double scale, double eps,
+                                             double share, double* inverse) {
+  invert64(curvature, size, scale, eps, share, inverse);
+}
 
 DASGRAD_EXPORT void dasgrad_linear_with_squares32(const float* x, int64_t num_examples, int64_t num_inputs,
                                                   const float* weight, const float* bias, const float* quadratic,
