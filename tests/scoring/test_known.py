@@ -223,6 +223,26 @@ def test_hooks_that_change_input_or_output_alone_are_heard(monkeypatch):
     assert is_known(scorer)
 
 
+def test_a_layer_without_the_examples_is_noticed(monkeypatch):
+    def forward(self, x):
+        half = len(x) // 2
+        return torch.cat([self.layer(x[:half]), 0 * x[half:]]) if self.halved else self.layer(x)
+
+    monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
+
+    @rules.rule(Copying, misfit=lambda *args, **kwargs: None)
+    def scale(module, x, *, grad):
+        return {"factors": forms.Dense(lambda rows: grad[rows] * x[rows])}
+
+    monkeypatch.setattr(nn.ModuleDict, "forward", forward, raising=False)
+    model = problems.seeded(lambda: nn.ModuleDict({"layer": Copying()}))
+    model.halved, model.layer = False, model["layer"]
+    scorer = make(model)
+    learn(scorer, model)
+    model.halved = True
+    torch.testing.assert_close(hear(scorer, model), expected(model), rtol=1e-9, atol=0)
+
+
 class Copying(nn.Module):
     """A layer that keeps a copy of its input for the backward pass, so that nobody minds the input overwritten."""
 
@@ -278,7 +298,7 @@ def step_less(model, optimizer):
 
 
 def own_forward(model, optimizer):
-    model.first.forward = lambda x: 3 * nn.Linear.forward(model.first, x)
+    model.first.forward = lambda x: nn.Linear.forward(model.first, 3 * x)
 
 
 @pytest.mark.parametrize("change", [freeze, replace_parameter, replace_module, step_less, own_forward])

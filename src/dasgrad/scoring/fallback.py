@@ -18,7 +18,7 @@ from dasgrad.scoring.losses import LossFunction, LossShapeError
 GRADIENT_ELEMENTS = 2**24
 """How many gradient entries are held at once: 64 MiB in float32."""
 
-_CHECKPOINT: type = CheckpointFunction._backward_cls  # type: ignore[attr-defined]
+_CHECKPOINT: type = CheckpointFunction._backward_cls
 """A part of a graph that reentrant checkpointing computes in the backward pass only."""
 _VMAP_FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, AssertionError)
 

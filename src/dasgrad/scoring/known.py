@@ -41,12 +41,13 @@ class Route:
 
     def last_node(self, output: Tensor) -> Any:
         """The node that sends the parameter its gradient; None where the way is another one."""
-        node: Any = output.grad_fn
-        for place, kind in enumerate(self.kinds):
-            if type(node) is not kind:
+        node: Any = None
+        following: Any = output.grad_fn
+        for kind, edge in zip(self.kinds, self.edges, strict=True):
+            if type(following) is not kind:
                 return None
-            if place + 1 < len(self.kinds):
-                node = node.next_functions[self.edges[place]][0]
+            node = following
+            following = node.next_functions[edge][0]
         return node
 
 
@@ -130,37 +131,41 @@ class KnownPass:
         with torch._C.DisableTorchFunction():
             if id(layer) in self._calls:
                 self._doubt(f"{layer.kind} called again")
-            elif not (torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad):
-                self._doubt(f"{layer.kind} called without gradients")
+            elif not isinstance(output, Tensor):
+                self._doubt(f"{layer.kind} returned {type(output).__name__}")
             else:
                 self._record(layer, args, kwargs, output)
 
     def _record(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        known = {self._plan.dims.get(name) for name in layer.names.values()}
-        dim = known.pop()
-        if dim is None or known or dim not in layer.dims(output, self._num_examples):
-            return self._doubt(f"{layer.kind} returned a tensor without the examples where they were")
-        if (reason := layer.misfit(self._num_examples, dim, args, kwargs)) is not None:
-            return self._doubt(reason)
-        if self._learning:
-            self._learn(layer, output)
-        for name in layer.names.values():
-            route = self._plan.routes.get(name)
-            node = None if route is None else route.last_node(output)
-            if route is None or node is None:
-                return self._doubt(f"{layer.kind} leads to its parameters in another way")
-            node.register_hook(partial(self._note_sent, name, route.edges[-1]))
-        call = self._calls[id(layer)] = layer.call((dim,), args, kwargs)
-        output.register_hook(partial(self._take, call))
-        return None
+        dims = {self._plan.dims.get(name) for name in layer.names.values()}
+        dim = dims.pop()
+        if dim is None or dims or dim not in layer.dims(output, self._num_examples):
+            self._doubt(f"{layer.kind} returned a tensor without the examples where they were")
+        elif (reason := layer.misfit(self._num_examples, dim, args, kwargs)) is not None:
+            self._doubt(reason)
+        else:
+            if self._learning:
+                self._learn(layer, output)
+            self._watch_routes(layer, output)
+            if self.doubt is None:
+                call = self._calls[id(layer)] = layer.call((dim,), args, kwargs)
+                output.register_hook(partial(self._take, call))
 
     def _learn(self, layer: Layer, output: Tensor) -> None:
         params = {id(self._plan.params[name]): name for name in layer.names.values()}
         for name, route in _find_routes(output, params):
             if name in self._plan.routes:
-                return self._doubt(f"{layer.kind} uses a parameter twice")
+                self._doubt(f"{layer.kind} uses a parameter twice")
             self._plan.routes[name] = route
-        return None
+
+    def _watch_routes(self, layer: Layer, output: Tensor) -> None:
+        for name in layer.names.values():
+            route = self._plan.routes.get(name)
+            node = None if route is None else route.last_node(output)
+            if route is None or node is None:
+                self._doubt(f"{layer.kind} leads to its parameters in another way, or not at all")
+                return
+            node.register_hook(partial(self._note_sent, name, route.edges[-1]))
 
     # --- in the backward pass -------------------------------------------------------------------------
 
@@ -169,7 +174,8 @@ class KnownPass:
         if not self._open or self.doubt is not None:
             return
         if call.inputs_changed():
-            return self._doubt(f"the input of {call.kind} is overwritten after its call")
+            self._doubt(f"the input of {call.kind} is overwritten after its call")
+            return
         with torch._C.DisableTorchFunction():
             self._consume(call, gradient)
 

@@ -104,7 +104,8 @@ class Measure(ABC):
                 blocks = self._blocks(num_examples, width + self.shape[0])
                 return [self.of_outer_products(*_factors(form, rows)) for rows in blocks]
             blocks = self._blocks(num_examples, self.shape.numel())
-            return [self._of_sums(*(part.unsqueeze(1) for part in _factors(form, rows)), form) for rows in blocks]
+            factors = (_factors(form, rows) for rows in blocks)
+            return [self._of_sums(left.unsqueeze(1), right.unsqueeze(1), form) for left, right in factors]
         positions = first.shape[2 if form.transposed else 1]
         elements = self.shape.numel() + positions * (self.shape[0] + width * form.num_groups)
         elements = -(-elements // _MORE_FOR_SUMS)
