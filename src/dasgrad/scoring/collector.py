@@ -60,7 +60,7 @@ class Collector:
     def attach(self, tape: Following) -> None:
         """Forget what was collected, and take what this tape brings."""
         self._tape = tape
-        for found in (self._shares, self._repeated, self.shortcut.squares, self.rules, self.seconds):
+        for found in (self._shares, self._repeated, self.shortcut.products, self.rules, self.seconds):
             found.clear()
 
     def __call__(self, call: Call, gradient: Tensor) -> None:
@@ -79,8 +79,8 @@ class Collector:
                 self._repeated.setdefault(name, []).append(form)
                 self.rules[name] = call.kind
             elif name not in self._tape.irregular:
-                if name in self.shortcut.squares and isinstance(form, Outer):
-                    form = replace(form, squares=self.shortcut.squares.pop(name))
+                if name in self.shortcut.products and isinstance(form, Outer):
+                    form = replace(form, beside=self.shortcut.products.pop(name))
                 self._measure(name, form)
                 self.rules[name] = call.kind
         call.release()

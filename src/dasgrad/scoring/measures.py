@@ -61,9 +61,9 @@ class Measure(ABC):
     def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
         """The same over row ``indices[e]`` alone, where g is ``values[e]``: ``[m], [m, width] -> [m]``."""
 
-    def quadratic(self) -> Tensor | None:
-        """Q where Σₖ fₖ(gₖ) = Σₖ Qₖ gₖ² and nothing else; None otherwise."""
-        return None
+    def polynomial(self) -> tuple[Tensor | None, Tensor | None]:
+        """Q and C where Σₖ fₖ(gₖ) − fₖ(0) = Σₖ Qₖ gₖ² + Cₖ gₖ, C None where it is 0; twice None where it is not so."""
+        return None, None
 
     @property
     def homogeneous(self) -> bool:
@@ -96,8 +96,11 @@ class Measure(ABC):
 
     def _of_outer(self, form: Outer, num_examples: int) -> list[Tensor]:
         width = self.shape.numel() // max(1, self.shape[0])
-        if form.squares is not None:
-            return [form.left(slice(None)).square().mul_(form.squares).sum(1)]
+        if form.beside is not None:
+            squares, crosses = form.beside
+            left = _precise(form.left(slice(None)))
+            products = left * squares if crosses is None else (left * squares).add_(crosses)
+            return [products.mul_(left).sum(1)]
         first = form.left(slice(0, 1))
         if first.dim() == 2:
             if self.takes_outer_products(first):
@@ -190,8 +193,8 @@ class QuadraticMeasure(Measure):
         self._constant = constant
         self._base = None if constant is None else constant.sum(dtype=torch.float64)
 
-    def quadratic(self) -> Tensor | None:
-        return self._quadratic if self._cross is None else None
+    def polynomial(self) -> tuple[Tensor | None, Tensor | None]:
+        return self._quadratic, self._cross
 
     @property
     def homogeneous(self) -> bool:

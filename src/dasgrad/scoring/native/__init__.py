@@ -4,7 +4,7 @@ Without it the same formulas run in torch operations, in several passes over blo
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _DENSE = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _OUTER = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _QUADRATIC = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
-_LINEAR = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER, _INTEGER, _POINTER, _POINTER])
+_LINEAR = (None, [_POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
 _INVERSE = (None, [_POINTER, _INTEGER, ctypes.c_double, ctypes.c_double, ctypes.c_double, _POINTER])
 _library = shared_library.load(
     Path(__file__).parent,
@@ -30,6 +30,7 @@ _library = shared_library.load(
     {
         "dasgrad_inverse_metric32": _INVERSE,
         "dasgrad_inverse_metric64": _INVERSE,
+        "dasgrad_linear_with_squares16": _LINEAR,
         "dasgrad_linear_with_squares32": _LINEAR,
         "dasgrad_linear_with_squares64": _LINEAR,
         "dasgrad_quadratic32": _QUADRATIC,
@@ -102,26 +103,37 @@ def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor)
     return _in_threads(part, len(right), num_columns * num_rows // 8)
 
 
-def linear_with_squares(x: Tensor, weight: Tensor, bias: Tensor | None, quadratic: Tensor) -> tuple[Tensor, Tensor]:
-    """``[B, k], [o, k], [o], [o, k] -> [B, o], [B, o]``: x Wᵀ + b and x² Qᵀ, for few outputs o."""
-    x, weight, quadratic = x.contiguous(), weight.contiguous(), quadratic.to(x.dtype).contiguous()
-    bias = None if bias is None else bias.contiguous()
-    num_outputs, num_inputs = weight.shape
-    assert x.dtype == weight.dtype == quadratic.dtype
-    assert bias is None or bias.dtype == x.dtype
-    assert x.shape[1] == num_inputs
-    assert quadratic.shape == weight.shape
-    outputs, squares = (x.new_empty(len(x), num_outputs) for _ in range(2))
-    function = getattr(_library, f"dasgrad_linear_with_squares{_BITS[x.dtype]}")
-    matrices = weight.data_ptr(), None if bias is None else bias.data_ptr(), quadratic.data_ptr()
+def reads(data: Tensor) -> bool:
+    """Whether `linear_with_squares` is there for data of this device and type."""
+    return supports(data) or (_library is not None and data.device.type == "cpu" and data.dtype == torch.bfloat16)
 
-    rows, of_outputs, of_squares = _rows(x), _rows(outputs), _rows(squares)
+
+def linear_with_squares(
+    x: Tensor, weight: Tensor, bias: Tensor | None, quadratic: Tensor, cross: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """``[B, k], [o, k], [o], [o, k], [o, k] -> [B, o]`` three times, for few outputs o.
+
+    x Wᵀ + b in the type of x, and in at least float32 x² Qᵀ and, where C is given, x Cᵀ.
+    """
+    dtype = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+    x, (num_outputs, num_inputs) = x.contiguous(), weight.shape
+    matrices = [None if part is None else part.to(dtype).contiguous() for part in (weight, bias, quadratic, cross)]
+    assert x.shape[1] == num_inputs
+    assert all(part is None or part.is_cpu for part in matrices)
+    assert quadratic.shape == weight.shape
+    assert cross is None or cross.shape == weight.shape
+    outputs, squares = (x.new_empty(len(x), num_outputs, dtype=dtype) for _ in range(2))
+    crosses = None if cross is None else torch.empty_like(squares)
+    function = getattr(_library, f"dasgrad_linear_with_squares{16 if x.dtype == torch.bfloat16 else _BITS[dtype]}")
+    terms = _pointers(matrices)
+    starts = [_rows(x), *(None if part is None else _rows(part) for part in (outputs, squares, crosses))]
 
     def part(first: int, last: int, totals: Rows) -> None:
-        function(rows(first), last - first, num_inputs, *matrices, num_outputs, of_outputs(first), of_squares(first))
+        rows, *results = (None if start is None else start(first) for start in starts)
+        function(rows, last - first, num_inputs, num_outputs, terms, (_POINTER * 3)(*results))
 
     _in_threads(part, len(x), num_inputs * num_outputs // 4)
-    return outputs, squares
+    return outputs.to(x.dtype), squares, crosses
 
 
 def inverse_metric(curvature: Tensor, scale: float, eps: float, share: float) -> Tensor:
@@ -139,8 +151,8 @@ def _check(factor: Tensor, arrays: Arrays) -> None:
         assert array is None or (array.dtype == factor.dtype and array.is_cpu and array.is_contiguous())
 
 
-def _pointers(arrays: Arrays) -> Any:
-    return (_POINTER * 4)(*(None if array is None else array.data_ptr() for array in arrays))
+def _pointers(arrays: Sequence[Tensor | None]) -> Any:
+    return (_POINTER * len(arrays))(*(None if array is None else array.data_ptr() for array in arrays))
 
 
 def _rows(matrix: Tensor) -> Rows:

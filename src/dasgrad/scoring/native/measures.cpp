@@ -12,8 +12,9 @@
 // `quadratic`: the metric is frozen and the layer has few outputs, sum_k right_k^2 sum_o left_o^2 Q_ok. A matrix
 // product with so few columns runs far below the machine's speed, and would need right^2 in memory.
 //
-// `linear_with_squares`: a layer of few outputs on the data themselves. Its output x W^T + bias and x^2 Q^T, which is
-// all that a frozen metric will need of x, in one reading of x.
+// `linear_with_squares`: a layer of few outputs on the data themselves. Its output x W^T + bias, x^2 Q^T and, with
+// momentum, x C^T, which is all that a frozen metric will need of x, in one reading of x. Here x may be in bfloat16,
+// with everything else in float.
 //
 // `inverse_metric`: share / (scale sqrt(v) + eps), the metric's inverse, in one pass.
 //
@@ -113,6 +114,20 @@ DASGRAD_INLINE void sum_outer(const Real* left, const Real* right, int64_t num_e
     }
 }
 
+// The upper half of a float.
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+DASGRAD_INLINE float widen(Bfloat16 number) {
+  const uint32_t bits = uint32_t(number.bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+DASGRAD_INLINE float widen(float number) { return number; }
+DASGRAD_INLINE double widen(double number) { return number; }
+
 constexpr int kTogether = 4;  // examples that share each reading of Q
 constexpr int kBytes = 64;    // of a vector; narrower machines take several instructions
 
@@ -148,6 +163,24 @@ struct Lanes {
     return parts[0];
   }
 };
+
+template <typename Real>
+DASGRAD_INLINE void load(Lanes<Real>& lanes, const Real* from) {
+  lanes.load(from);
+}
+
+DASGRAD_INLINE void load(Lanes<float>& lanes, const Bfloat16* from) {
+#if defined(__GNUC__)
+  typedef uint16_t Halves __attribute__((vector_size(kBytes / 2)));
+  typedef uint32_t Wholes __attribute__((vector_size(kBytes)));
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  const Wholes wholes = __builtin_convertvector(halves, Wholes) << 16;
+  std::memcpy(&lanes.value, &wholes, sizeof wholes);
+#else
+  for (int k = 0; k < Lanes<float>::kSize; ++k) lanes.value[k] = widen(from[k]);
+#endif
+}
 
 // `squares` are left^2, [num_examples, num_rows].
 template <typename Real>
@@ -189,8 +222,8 @@ DASGRAD_INLINE void sum_quadratic(const Real* squares, const Real* right, int64_
 }
 
 // outputs[e][o] = start[o] + sum_k f(x[e][k]) matrix[o][k], f the identity or the square, for kTogether examples.
-template <typename Real, bool kSquared>
-DASGRAD_INLINE void multiply_few(const Real* const* x, int64_t together, int64_t num_inputs, const Real* matrix,
+template <typename Real, bool kSquared, typename In>
+DASGRAD_INLINE void multiply_few(const In* const* x, int64_t together, int64_t num_inputs, const Real* matrix,
                                  const Real* start, int64_t num_outputs, Real* outputs) {
   constexpr int kSize = Lanes<Real>::kSize;
   const int64_t whole = num_inputs - num_inputs % kSize;
@@ -203,7 +236,7 @@ DASGRAD_INLINE void multiply_few(const Real* const* x, int64_t together, int64_t
       for (int o = 0; o < kTogether; ++o) sums[e][o].clear();
     for (int64_t k = 0; k < whole; k += kSize) {
       for (int e = 0; e < kTogether; ++e) {
-        values[e].load(x[e] + k);
+        load(values[e], x[e] + k);
         if (kSquared) values[e].square_into(values[e]);
       }
       for (int o = 0; o < kTogether; ++o) {
@@ -214,24 +247,37 @@ DASGRAD_INLINE void multiply_few(const Real* const* x, int64_t together, int64_t
     for (int64_t e = 0; e < together; ++e)
       for (int64_t o = 0; o < rows; ++o) {
         double total = sums[e][o].sum() + (start ? start[first + o] : Real(0));
-        for (int64_t k = whole; k < num_inputs; ++k)
-          total += double(kSquared ? x[e][k] * x[e][k] : x[e][k]) * row[o][k];
+        for (int64_t k = whole; k < num_inputs; ++k) {
+          const Real value = widen(x[e][k]);
+          total += double(kSquared ? value * value : value) * row[o][k];
+        }
         outputs[e * num_outputs + first + o] = Real(total);
       }
   }
 }
 
+// What a layer is made of, [num_outputs, num_inputs] each but for the bias, and what comes of it, [B, num_outputs] each.
 template <typename Real>
-DASGRAD_INLINE void multiply_and_square(const Real* x, int64_t num_examples, int64_t num_inputs, const Real* weight,
-                                        const Real* bias, const Real* quadratic, int64_t num_outputs, Real* outputs,
-                                        Real* squares) {
+struct Layer {
+  const Real *weight, *bias, *quadratic, *cross;  // null: no bias, no momentum
+  int64_t num_inputs, num_outputs;
+  Real *outputs, *squares, *crosses;
+};
+
+template <typename Real, typename In>
+DASGRAD_INLINE void multiply_and_square(const In* x, int64_t num_examples, const Layer<Real>& layer) {
+  const int64_t width = layer.num_inputs, num_outputs = layer.num_outputs;
   for (int64_t i = 0; i < num_examples; i += kTogether) {
     const int64_t together = num_examples - i < kTogether ? num_examples - i : kTogether;
-    const Real* rows[kTogether];
-    for (int64_t e = 0; e < kTogether; ++e) rows[e] = x + (i + (e < together ? e : together - 1)) * num_inputs;
+    const In* rows[kTogether];
+    for (int64_t e = 0; e < kTogether; ++e) rows[e] = x + (i + (e < together ? e : together - 1)) * width;
     const int64_t at = i * num_outputs;
-    multiply_few<Real, false>(rows, together, num_inputs, weight, bias, num_outputs, outputs + at);
-    multiply_few<Real, true>(rows, together, num_inputs, quadratic, nullptr, num_outputs, squares + at);
+    multiply_few<Real, false>(rows, together, width, layer.weight, layer.bias, num_outputs, layer.outputs + at);
+    multiply_few<Real, true>(rows, together, width, layer.quadratic, static_cast<const Real*>(nullptr), num_outputs,
+                             layer.squares + at);
+    if (layer.cross)
+      multiply_few<Real, false>(rows, together, width, layer.cross, static_cast<const Real*>(nullptr), num_outputs,
+                                layer.crosses + at);
   }
 }
 
@@ -281,16 +327,16 @@ DASGRAD_CLONES void quadratic64(const double* squares, const double* right, int6
   sum_quadratic(squares, right, num_examples, num_rows, num_columns, quadratic, totals);
 }
 
-DASGRAD_CLONES void linear32(const float* x, int64_t num_examples, int64_t num_inputs, const float* weight,
-                             const float* bias, const float* quadratic, int64_t num_outputs, float* outputs,
-                             float* squares) {
-  multiply_and_square(x, num_examples, num_inputs, weight, bias, quadratic, num_outputs, outputs, squares);
+DASGRAD_CLONES void linear16(const Bfloat16* x, int64_t num_examples, const Layer<float>& layer) {
+  multiply_and_square(x, num_examples, layer);
 }
 
-DASGRAD_CLONES void linear64(const double* x, int64_t num_examples, int64_t num_inputs, const double* weight,
-                             const double* bias, const double* quadratic, int64_t num_outputs, double* outputs,
-                             double* squares) {
-  multiply_and_square(x, num_examples, num_inputs, weight, bias, quadratic, num_outputs, outputs, squares);
+DASGRAD_CLONES void linear32(const float* x, int64_t num_examples, const Layer<float>& layer) {
+  multiply_and_square(x, num_examples, layer);
+}
+
+DASGRAD_CLONES void linear64(const double* x, int64_t num_examples, const Layer<double>& layer) {
+  multiply_and_square(x, num_examples, layer);
 }
 
 }  // namespace
@@ -305,16 +351,29 @@ DASGRAD_EXPORT void dasgrad_inverse_metric64(const double* curvature, int64_t si
   invert64(curvature, size, scale, eps, share, inverse);
 }
 
+// `matrices`: weight, bias or null, quadratic, cross or null. `results`: outputs, squares, crosses or null.
+DASGRAD_EXPORT void dasgrad_linear_with_squares16(const uint16_t* x, int64_t num_examples, int64_t num_inputs,
+                                                  int64_t num_outputs, const float* const* matrices,
+                                                  float* const* results) {
+  const Layer<float> layer = {matrices[0], matrices[1], matrices[2], matrices[3], num_inputs,
+                              num_outputs, results[0],  results[1],  results[2]};
+  linear16(reinterpret_cast<const Bfloat16*>(x), num_examples, layer);
+}
+
 DASGRAD_EXPORT void dasgrad_linear_with_squares32(const float* x, int64_t num_examples, int64_t num_inputs,
-                                                  const float* weight, const float* bias, const float* quadratic,
-                                                  int64_t num_outputs, float* outputs, float* squares) {
-  linear32(x, num_examples, num_inputs, weight, bias, quadratic, num_outputs, outputs, squares);
+                                                  int64_t num_outputs, const float* const* matrices,
+                                                  float* const* results) {
+  const Layer<float> layer = {matrices[0], matrices[1], matrices[2], matrices[3], num_inputs,
+                              num_outputs, results[0],  results[1],  results[2]};
+  linear32(x, num_examples, layer);
 }
 
 DASGRAD_EXPORT void dasgrad_linear_with_squares64(const double* x, int64_t num_examples, int64_t num_inputs,
-                                                  const double* weight, const double* bias, const double* quadratic,
-                                                  int64_t num_outputs, double* outputs, double* squares) {
-  linear64(x, num_examples, num_inputs, weight, bias, quadratic, num_outputs, outputs, squares);
+                                                  int64_t num_outputs, const double* const* matrices,
+                                                  double* const* results) {
+  const Layer<double> layer = {matrices[0], matrices[1], matrices[2], matrices[3], num_inputs,
+                               num_outputs, results[0],  results[1],  results[2]};
+  linear64(x, num_examples, layer);
 }
 
 DASGRAD_EXPORT void dasgrad_quadratic32(const float* squares, const float* right, int64_t num_examples,
