@@ -155,12 +155,27 @@ struct Lanes {
 #endif
   DASGRAD_INLINE void clear() { std::memset(&value, 0, sizeof value); }
   DASGRAD_INLINE void load(const Real* from) { std::memcpy(&value, from, sizeof value); }
+  // By halves: one long chain of additions would take longer than the products.
   DASGRAD_INLINE double sum() const {
-    Real parts[kSize];
-    std::memcpy(parts, &value, sizeof parts);
-    for (int half = kSize / 2; half > 0; half /= 2)  // one long chain of additions would take longer than the products
-      for (int k = 0; k < half; ++k) parts[k] += parts[k + half];
-    return parts[0];
+#if defined(__GNUC__)
+    typedef Real Half __attribute__((vector_size(kBytes / 2)));
+    typedef Real Quarter __attribute__((vector_size(kBytes / 4)));
+    Half halves[2];
+    std::memcpy(halves, &value, sizeof halves);
+    halves[0] += halves[1];
+    Quarter quarters[2];
+    std::memcpy(quarters, halves, sizeof quarters);
+    const Quarter parts = quarters[0] + quarters[1];
+    constexpr int kLeft = kSize / 4;
+#else
+    const Real* parts = value;
+    constexpr int kLeft = kSize;
+#endif
+    Real lanes[kLeft];
+    for (int k = 0; k < kLeft; ++k) lanes[k] = parts[k];
+    for (int half = kLeft / 2; half > 0; half /= 2)
+      for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
+    return lanes[0];
   }
 };
 
@@ -221,38 +236,57 @@ DASGRAD_INLINE void sum_quadratic(const Real* squares, const Real* right, int64_
   }
 }
 
-// outputs[e][o] = start[o] + sum_k f(x[e][k]) matrix[o][k], f the identity or the square, for kTogether examples.
+constexpr int kMostRows = 5;  // of a matrix that are multiplied at once, as many as there are registers for
+
+// outputs[e][o] = start[o] + sum_k f(x[e][k]) matrix[o][k], f the identity or the square, for kTogether examples and
+// kRows of the outputs.
+template <typename Real, bool kSquared, int kRows, typename In>
+DASGRAD_INLINE void multiply_rows(const In* const* x, int64_t together, int64_t num_inputs, const Real* matrix,
+                                  const Real* start, int64_t num_outputs, Real* outputs) {
+  constexpr int kSize = Lanes<Real>::kSize;
+  const int64_t whole = num_inputs - num_inputs % kSize;
+  Lanes<Real> sums[kTogether][kRows], values[kTogether], entries;
+  for (int e = 0; e < kTogether; ++e)
+    for (int o = 0; o < kRows; ++o) sums[e][o].clear();
+  for (int64_t k = 0; k < whole; k += kSize) {
+    for (int e = 0; e < kTogether; ++e) {
+      load(values[e], x[e] + k);
+      if (kSquared) values[e].square_into(values[e]);
+    }
+    for (int o = 0; o < kRows; ++o) {
+      entries.load(matrix + o * num_inputs + k);
+      for (int e = 0; e < kTogether; ++e) sums[e][o].add_product(values[e], entries);
+    }
+  }
+  for (int64_t e = 0; e < together; ++e)
+    for (int o = 0; o < kRows; ++o) {
+      double total = sums[e][o].sum() + (start ? start[o] : Real(0));
+      for (int64_t k = whole; k < num_inputs; ++k) {
+        const Real value = widen(x[e][k]);
+        total += double(kSquared ? value * value : value) * matrix[o * num_inputs + k];
+      }
+      outputs[e * num_outputs + o] = Real(total);
+    }
+}
+
+// The same for all outputs, in groups of about the same size.
 template <typename Real, bool kSquared, typename In>
 DASGRAD_INLINE void multiply_few(const In* const* x, int64_t together, int64_t num_inputs, const Real* matrix,
                                  const Real* start, int64_t num_outputs, Real* outputs) {
-  constexpr int kSize = Lanes<Real>::kSize;
-  const int64_t whole = num_inputs - num_inputs % kSize;
-  for (int64_t first = 0; first < num_outputs; first += kTogether) {
-    const int64_t rows = num_outputs - first < kTogether ? num_outputs - first : kTogether;
-    const Real* row[kTogether];
-    for (int64_t o = 0; o < kTogether; ++o) row[o] = matrix + (first + (o < rows ? o : rows - 1)) * num_inputs;
-    Lanes<Real> sums[kTogether][kTogether], values[kTogether], entries;
-    for (int e = 0; e < kTogether; ++e)
-      for (int o = 0; o < kTogether; ++o) sums[e][o].clear();
-    for (int64_t k = 0; k < whole; k += kSize) {
-      for (int e = 0; e < kTogether; ++e) {
-        load(values[e], x[e] + k);
-        if (kSquared) values[e].square_into(values[e]);
-      }
-      for (int o = 0; o < kTogether; ++o) {
-        entries.load(row[o] + k);
-        for (int e = 0; e < kTogether; ++e) sums[e][o].add_product(values[e], entries);
-      }
+  for (int64_t first = 0; first < num_outputs;) {
+    const int64_t left = num_outputs - first, groups = (left + kMostRows - 1) / kMostRows;
+    const int64_t rows = (left + groups - 1) / groups;
+    const Real* part = matrix + first * num_inputs;
+    const Real* begin = start ? start + first : nullptr;
+    Real* out = outputs + first;
+    switch (rows) {
+      case 1: multiply_rows<Real, kSquared, 1>(x, together, num_inputs, part, begin, num_outputs, out); break;
+      case 2: multiply_rows<Real, kSquared, 2>(x, together, num_inputs, part, begin, num_outputs, out); break;
+      case 3: multiply_rows<Real, kSquared, 3>(x, together, num_inputs, part, begin, num_outputs, out); break;
+      case 4: multiply_rows<Real, kSquared, 4>(x, together, num_inputs, part, begin, num_outputs, out); break;
+      default: multiply_rows<Real, kSquared, 5>(x, together, num_inputs, part, begin, num_outputs, out);
     }
-    for (int64_t e = 0; e < together; ++e)
-      for (int64_t o = 0; o < rows; ++o) {
-        double total = sums[e][o].sum() + (start ? start[first + o] : Real(0));
-        for (int64_t k = whole; k < num_inputs; ++k) {
-          const Real value = widen(x[e][k]);
-          total += double(kSquared ? value * value : value) * row[o][k];
-        }
-        outputs[e * num_outputs + first + o] = Real(total);
-      }
+    first += rows;
   }
 }
 
