@@ -15,6 +15,8 @@ void dasgrad_own_outer32(const float*, const float*, int64_t, int64_t, int64_t, 
                          double*);
 void dasgrad_own_outer64(const double*, const double*, int64_t, int64_t, int64_t, const double* const*, const double*,
                          double*);
+void dasgrad_polynomial32(const float*, int64_t, int64_t, const float*, const float*, double*);
+void dasgrad_polynomial64(const double*, int64_t, int64_t, const double*, const double*, double*);
 void dasgrad_quadratic32(const float*, const float*, int64_t, int64_t, int64_t, const float*, double*);
 void dasgrad_quadratic64(const double*, const double*, int64_t, int64_t, int64_t, const double*, double*);
 void dasgrad_inverse_metric32(const float*, int64_t, double, double, double, float*);
@@ -61,8 +63,10 @@ void check_linear(Linear linear, const std::vector<In>& inputs, const std::vecto
     }
 }
 
-template <typename Real, typename Dense, typename OuterProducts, typename Quadratic, typename Linear, typename Inverse>
-int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear, Inverse inverse, double tolerance) {
+template <typename Real, typename Dense, typename OuterProducts, typename Quadratic, typename Linear, typename Inverse,
+          typename Polynomial>
+int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear, Inverse inverse,
+            Polynomial polynomial, double tolerance) {
   int64_t num_cases = 0;
   for (int64_t examples : {0, 1, 3, 4, 9})
     for (int64_t rows : {1, 2, 5, 10})
@@ -91,6 +95,17 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
             }
           dense(gradients.data(), examples, rows * columns, arrays, c, totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], expected[i], tolerance);
+          const Real* q = options == 0 ? nullptr : floor.data();
+          const Real* c_k = options & 2 ? offset.data() : nullptr;
+          polynomial(gradients.data(), examples, rows * columns, q, c_k, totals.data());
+          for (int64_t i = 0; i < examples; ++i) {
+            double sum = 0;
+            for (int64_t k = 0; k < rows * columns; ++k) {
+              const double g = gradients[i * rows * columns + k];
+              sum += (q ? q[k] : Real(1)) * g * g + (c_k ? c_k[k] : Real(0)) * g;
+            }
+            check(totals[i], sum, tolerance);
+          }
           outer(left.data(), right.data(), examples, rows, columns, arrays, c, totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], expected[i], tolerance);
           quadratic(squares.data(), right.data(), examples, rows, columns, floor.data(), totals.data());
@@ -125,8 +140,10 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
 
 int main() {
   const int64_t num32 = run<float>(dasgrad_own_dense32, dasgrad_own_outer32, dasgrad_quadratic32,
-                                   dasgrad_linear_with_squares32, dasgrad_inverse_metric32, 2e-4);
+                                   dasgrad_linear_with_squares32, dasgrad_inverse_metric32,
+                                   dasgrad_polynomial32, 2e-4);
   const int64_t num64 = run<double>(dasgrad_own_dense64, dasgrad_own_outer64, dasgrad_quadratic64,
-                                    dasgrad_linear_with_squares64, dasgrad_inverse_metric64, 1e-12);
+                                    dasgrad_linear_with_squares64, dasgrad_inverse_metric64,
+                                    dasgrad_polynomial64, 1e-12);
   std::printf("ok %lld\n", static_cast<long long>(num32 + num64));
 }

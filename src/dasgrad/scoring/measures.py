@@ -152,7 +152,7 @@ class Measure(ABC):
         torch.cumsum(keys[1:] != keys[:-1], 0, out=places[1:])
         found = torch.zeros_like(keys).index_copy_(0, places, keys)
         values = form.values(slice(None))
-        sums = torch.zeros_like(values).index_add_(0, places, values[order])
+        sums = torch.zeros_like(values).index_add_(0, places, values.index_select(0, order))
         return found // num_rows, found % num_rows, sums
 
     def _blocks(self, number: int, elements: int) -> Iterator[slice]:
@@ -205,6 +205,8 @@ class QuadraticMeasure(Measure):
         if kernels.available(gradients):
             flat = (None if part is None else part.flatten().float() for part in (self._quadratic, self._cross))
             return kernels.quadratic_entries(gradients, *flat)
+        if native.supports(gradients):
+            return native.polynomial_entries(gradients, self._quadratic, self._cross)
         linear = None if self._cross is None else gradients @ self._cross.flatten().to(gradients.dtype)
         squares = gradients.square_()
         if self._quadratic is None:

@@ -33,6 +33,8 @@ _library = shared_library.load(
         "dasgrad_linear_with_squares16": _LINEAR,
         "dasgrad_linear_with_squares32": _LINEAR,
         "dasgrad_linear_with_squares64": _LINEAR,
+        "dasgrad_polynomial32": _DENSE,
+        "dasgrad_polynomial64": _DENSE,
         "dasgrad_quadratic32": _QUADRATIC,
         "dasgrad_quadratic64": _QUADRATIC,
         "dasgrad_own_dense32": _DENSE,
@@ -85,6 +87,22 @@ def own_outer_products(left_B: Tensor, right_B: Tensor, arrays: Arrays, coeffici
         function(lefts(first), rights(first), last - first, *shape, *terms, totals(first))
 
     return _in_threads(part, len(left), size)
+
+
+def polynomial_entries(gradients_B: Tensor, quadratic: Tensor | None, cross: Tensor | None) -> Tensor:
+    """``[b, n], [n], [n] -> [b]`` float64: Σₖ Qₖgₖ² + Cₖgₖ; without Q it is 1, without C 0."""
+    gradients, size = gradients_B.contiguous(), gradients_B.shape[1]
+    terms = [None if part is None else part.to(gradients.dtype).contiguous() for part in (quadratic, cross)]
+    assert all(part is None or (part.is_cpu and part.numel() == size) for part in terms)
+    assert quadratic is not None or cross is None
+    function = getattr(_library, f"dasgrad_polynomial{_BITS[gradients.dtype]}")
+    start = _rows(gradients)
+    pointers = [None if part is None else part.data_ptr() for part in terms]
+
+    def part(first: int, last: int, totals: Rows) -> None:
+        function(start(first), last - first, size, *pointers, totals(first))
+
+    return _in_threads(part, len(gradients), size)
 
 
 def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor) -> Tensor:

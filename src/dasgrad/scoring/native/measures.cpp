@@ -12,6 +12,8 @@
 // `quadratic`: the metric is frozen and the layer has few outputs, sum_k right_k^2 sum_o left_o^2 Q_ok. A matrix
 // product with so few columns runs far below the machine's speed, and would need right^2 in memory.
 //
+// `polynomial`: the metric is frozen and gradients are there, sum_k Q_k g_k^2 + C_k g_k in one reading.
+//
 // `linear_with_squares`: a layer of few outputs on the data themselves. Its output x W^T + bias, x^2 Q^T and, with
 // momentum, x C^T, which is all that a frozen metric will need of x, in one reading of x. Here x may be in bfloat16,
 // with everything else in float.
@@ -97,6 +99,34 @@ DASGRAD_INLINE void sum_dense(const Real* gradients, int64_t num_examples, int64
     const int64_t width = size - begin < kSpan ? size - begin : kSpan;
     for (int64_t i = 0; i < num_examples; ++i)
       totals[i] += sum_span(Real(1), gradients + i * size + begin, width, terms, begin);
+  }
+}
+
+// `quadratic` null: 1 everywhere; `cross` null: 0.
+template <typename Real>
+DASGRAD_INLINE void sum_polynomial(const Real* gradients, int64_t num_examples, int64_t size, const Real* quadratic,
+                                   const Real* cross, double* totals) {
+  for (int64_t i = 0; i < num_examples; ++i) {
+    double total = 0;
+    for (int64_t begin = 0; begin < size; begin += kSpan) {
+      const int64_t width = size - begin < kSpan ? size - begin : kSpan;
+      const Real* g = gradients + i * size + begin;
+      const Real* q = quadratic ? quadratic + begin : nullptr;
+      const Real* c = cross ? cross + begin : nullptr;
+      Real sum = 0;
+      if (q && c) {
+#pragma omp simd reduction(+ : sum)
+        for (int64_t k = 0; k < width; ++k) sum += (q[k] * g[k] + c[k]) * g[k];
+      } else if (q) {
+#pragma omp simd reduction(+ : sum)
+        for (int64_t k = 0; k < width; ++k) sum += q[k] * (g[k] * g[k]);
+      } else {
+#pragma omp simd reduction(+ : sum)
+        for (int64_t k = 0; k < width; ++k) sum += g[k] * g[k];
+      }
+      total += sum;
+    }
+    totals[i] = total;
   }
 }
 
@@ -341,6 +371,16 @@ DASGRAD_CLONES void dense64(const double* gradients, int64_t num_examples, int64
   sum_dense(gradients, num_examples, size, terms, totals);
 }
 
+DASGRAD_CLONES void polynomial32(const float* gradients, int64_t num_examples, int64_t size, const float* quadratic,
+                                 const float* cross, double* totals) {
+  sum_polynomial(gradients, num_examples, size, quadratic, cross, totals);
+}
+
+DASGRAD_CLONES void polynomial64(const double* gradients, int64_t num_examples, int64_t size, const double* quadratic,
+                                 const double* cross, double* totals) {
+  sum_polynomial(gradients, num_examples, size, quadratic, cross, totals);
+}
+
 DASGRAD_CLONES void outer32(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
                             int64_t num_columns, const Terms<float>& terms, double* totals) {
   sum_outer(left, right, num_examples, num_rows, num_columns, terms, totals);
@@ -408,6 +448,16 @@ DASGRAD_EXPORT void dasgrad_linear_with_squares64(const double* x, int64_t num_e
   const Layer<double> layer = {matrices[0], matrices[1], matrices[2], matrices[3], num_inputs,
                                num_outputs, results[0],  results[1],  results[2]};
   linear64(x, num_examples, layer);
+}
+
+DASGRAD_EXPORT void dasgrad_polynomial32(const float* gradients, int64_t num_examples, int64_t size,
+                                         const float* quadratic, const float* cross, double* totals) {
+  polynomial32(gradients, num_examples, size, quadratic, cross, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_polynomial64(const double* gradients, int64_t num_examples, int64_t size,
+                                         const double* quadratic, const double* cross, double* totals) {
+  polynomial64(gradients, num_examples, size, quadratic, cross, totals);
 }
 
 DASGRAD_EXPORT void dasgrad_quadratic32(const float* squares, const float* right, int64_t num_examples,
