@@ -31,8 +31,8 @@ class LinearShortcut:
             return None
         quadratic, cross = self._measures[name].polynomial()
         if native.reads(x) and len(weight) <= native.FEW_OUTPUTS and quadratic is not None:
-            output, *products = native.linear_with_squares(x, weight, bias, quadratic, cross)
-            self.products[name] = (products[0], products[1])
+            output, squared, crossed = native.linear_with_squares(x, weight, bias, quadratic, cross)
+            self.products[name] = (squared, crossed)
         elif kernels.available(x) and len(weight) <= kernels.MOST_OUTPUTS:
             output, squares = kernels.linear_with_squares(x, weight, bias, quadratic if cross is None else None)
             if squares is not None:
