@@ -8,6 +8,7 @@ from torch.nn import functional
 import dasgrad
 from dasgrad.scoring import rules
 from dasgrad.scoring.rules import DeclinedError
+from dasgrad.scoring.rules.pooling import max_pool2d
 from dasgrad.scoring.rules.response_norm import local_response_norm
 from scoring import exact, problems
 
@@ -22,6 +23,36 @@ def test_response_norms_are_torchs(shape, size, beta):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     wanted, got = (torch.autograd.grad(output, x, gradient)[0] for output in (expected, found))
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2, "padding": 1}, {"stride": (1, 2), "dilation": 2}, {"stride": 2, "ceil_mode": True}],
+)
+@pytest.mark.parametrize("kernel", [3, (2, 3)])
+def test_maxima_are_torchs_ties_and_all(kernel, options):
+    x = exact.numbers(2, 16, 7, 8).relu().mul(2).round().requires_grad_()
+    expected, found = functional.max_pool2d(x, kernel, **options), max_pool2d(x, kernel, **options)
+    assert torch.equal(found, expected)
+    assert found.is_contiguous()
+    gradient = exact.numbers(*expected.shape, seed=1)
+    wanted, got = (torch.autograd.grad(output, x, gradient)[0] for output in (expected, found))
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.ones(2, 3, 4, 4),
+        torch.ones(16, 4, 4),
+        torch.ones(2, 16, 4, 4, dtype=torch.bfloat16),
+        torch.ones(2, 4, 4, 16).permute(0, 3, 1, 2),
+        torch.ones(0, 16, 4, 4),
+    ],
+)
+def test_maxima_that_have_no_faster_way_are_declined(x):
+    with pytest.raises(DeclinedError):
+        max_pool2d(x, 2)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -59,6 +90,13 @@ def test_scores_by_a_stand_in_are_exact(options, monkeypatch):
     monkeypatch.setitem(rules._STAND_INS, functional.local_response_norm, counting)
     exact.check(network, DATA, options)
     assert called
+
+
+def test_scores_through_pooling_are_exact():
+    def build():
+        return nn.Sequential(nn.Conv2d(1, 16, 2), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(64, 3))
+
+    exact.check(build, exact.numbers(3, 1, 4, 4), exact.COMBINATIONS[1])
 
 
 def test_a_wrong_stand_in_is_found_out(monkeypatch):

@@ -167,6 +167,7 @@ from dasgrad.scoring.rules import (  # noqa: E402 - they register themselves
     embedding,
     linear,
     normalization,
+    pooling,
     recurrent,
     response_norm,
 )
@@ -186,6 +187,7 @@ __all__ = [
     "is_rewritten",
     "linear",
     "normalization",
+    "pooling",
     "recurrent",
     "response_norm",
     "rewrite",
