@@ -43,13 +43,19 @@ def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
 def leaves(data: Any) -> list[Any]:
     """All leaves, in the order in which `map_leaves` meets them."""
     found: list[Any] = []
-
-    def note(leaf: Any) -> Any:
-        found.append(leaf)
-        return leaf
-
-    map_leaves(note, data)
+    _gather(data, found)
     return found
+
+
+def _gather(data: Any, found: list[Any]) -> None:
+    if is_leaf(data):
+        found.append(data)
+    elif isinstance(data, tuple | list):
+        for value in data:
+            _gather(value, found)
+    elif isinstance(data, Mapping):
+        for value in data.values():
+            _gather(value, found)
 
 
 def replace_leaves(data: Any, values: list[Any]) -> Any:

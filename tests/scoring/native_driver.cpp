@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 extern "C" {
@@ -14,12 +15,10 @@ void dasgrad_own_outer32(const float*, const float*, int64_t, int64_t, int64_t, 
                          double*);
 void dasgrad_own_outer64(const double*, const double*, int64_t, int64_t, int64_t, const double* const*, const double*,
                          double*);
+void dasgrad_polynomial32(const float*, int64_t, int64_t, const float*, const float*, double*);
+void dasgrad_polynomial64(const double*, int64_t, int64_t, const double*, const double*, double*);
 void dasgrad_quadratic32(const float*, const float*, int64_t, int64_t, int64_t, const float*, double*);
 void dasgrad_quadratic64(const double*, const double*, int64_t, int64_t, int64_t, const double*, double*);
-void dasgrad_linear_with_squares32(const float*, int64_t, int64_t, const float*, const float*, const float*, int64_t,
-                                   float*, float*);
-void dasgrad_linear_with_squares64(const double*, int64_t, int64_t, const double*, const double*, const double*,
-                                   int64_t, double*, double*);
 void dasgrad_own_sparse32(const int64_t*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t,
                           const float* const*, const double*, double*);
 void dasgrad_quadratic_sparse32(const int64_t*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t,
@@ -28,6 +27,11 @@ void dasgrad_own_sparse64(const int64_t*, const int64_t*, const double*, const d
                           const double* const*, const double*, double*);
 void dasgrad_quadratic_sparse64(const int64_t*, const int64_t*, const double*, const double*, int64_t, int64_t, int64_t,
                                 const double*, const double*, double*);
+void dasgrad_inverse_metric32(const float*, int64_t, double, double, double, float*);
+void dasgrad_inverse_metric64(const double*, int64_t, double, double, double, double*);
+void dasgrad_linear_with_squares16(const uint16_t*, int64_t, int64_t, int64_t, const float* const*, float* const*);
+void dasgrad_linear_with_squares32(const float*, int64_t, int64_t, int64_t, const float* const*, float* const*);
+void dasgrad_linear_with_squares64(const double*, int64_t, int64_t, int64_t, const double* const*, double* const*);
 }
 
 namespace {
@@ -45,8 +49,32 @@ void check(double found, double expected, double tolerance) {
   std::exit(1);
 }
 
-template <typename Real, typename Dense, typename OuterProducts, typename Quadratic, typename Linear>
-int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear, double tolerance) {
+// `inputs` as the function takes them, `values` what they stand for.
+template <typename Real, typename Linear, typename In>
+void check_linear(Linear linear, const std::vector<In>& inputs, const std::vector<Real>& values, int64_t examples,
+                  int64_t rows, int64_t columns, const Real* const* matrices, double tolerance) {
+  std::vector<Real> outputs(examples * rows), squares(examples * rows), crosses(matrices[3] ? examples * rows : 0);
+  Real* results[3] = {outputs.data(), squares.data(), matrices[3] ? crosses.data() : nullptr};
+  linear(inputs.data(), examples, columns, rows, matrices, results);
+  for (int64_t i = 0; i < examples; ++i)
+    for (int64_t o = 0; o < rows; ++o) {
+      double output = matrices[1] ? matrices[1][o] : Real(0), square = 0, cross = 0;
+      for (int64_t k = 0; k < columns; ++k) {
+        const double x = values[i * columns + k];
+        output += x * matrices[0][o * columns + k];
+        square += x * x * matrices[2][o * columns + k];
+        if (matrices[3]) cross += x * matrices[3][o * columns + k];
+      }
+      check(outputs[i * rows + o], output, tolerance);
+      check(squares[i * rows + o], square, tolerance);
+      if (matrices[3]) check(crosses[i * rows + o], cross, tolerance);
+    }
+}
+
+template <typename Real, typename Dense, typename OuterProducts, typename Quadratic, typename Linear, typename Inverse,
+          typename Polynomial>
+int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear, Inverse inverse,
+            Polynomial polynomial, double tolerance) {
   int64_t num_cases = 0;
   for (int64_t examples : {0, 1, 3, 4, 9})
     for (int64_t rows : {1, 2, 5, 10})
@@ -75,25 +103,42 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
             }
           dense(gradients.data(), examples, rows * columns, arrays, c, totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], expected[i], tolerance);
+          const Real* q = options == 0 ? nullptr : floor.data();
+          const Real* c_k = options & 2 ? offset.data() : nullptr;
+          polynomial(gradients.data(), examples, rows * columns, q, c_k, totals.data());
+          for (int64_t i = 0; i < examples; ++i) {
+            double sum = 0;
+            for (int64_t k = 0; k < rows * columns; ++k) {
+              const double g = gradients[i * rows * columns + k];
+              sum += (q ? q[k] : Real(1)) * g * g + (c_k ? c_k[k] : Real(0)) * g;
+            }
+            check(totals[i], sum, tolerance);
+          }
           outer(left.data(), right.data(), examples, rows, columns, arrays, c, totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], expected[i], tolerance);
           quadratic(squares.data(), right.data(), examples, rows, columns, floor.data(), totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], weighted[i], tolerance);
-          std::vector<Real> outputs(examples * rows), of_squares(examples * rows);
+          std::vector<Real> inverted(rows * columns);
+          inverse(floor.data(), rows * columns, 0.5, 1e-3, 2.0, inverted.data());
+          for (int64_t k = 0; k < rows * columns; ++k)
+            check(inverted[k], 2.0 / (0.5 * std::sqrt(floor[k]) + 1e-3), tolerance);
           const auto bias = numbers<Real>(rows, -1, 1);
-          linear(right.data(), examples, columns, past.data(), options & 1 ? bias.data() : nullptr, floor.data(), rows,
-                 outputs.data(), of_squares.data());
-          for (int64_t i = 0; i < examples; ++i)
-            for (int64_t o = 0; o < rows; ++o) {
-              double output = options & 1 ? bias[o] : Real(0), sum = 0;
-              for (int64_t k = 0; k < columns; ++k) {
-                const double x = right[i * columns + k];
-                output += x * past[o * columns + k];
-                sum += x * x * floor[o * columns + k];
-              }
-              check(outputs[i * rows + o], output, tolerance);
-              check(of_squares[i * rows + o], sum, tolerance);
+          const Real* matrices[4] = {past.data(), options & 1 ? bias.data() : nullptr, floor.data(),
+                                     options & 2 ? decay.data() : nullptr};
+          check_linear<Real>(linear, right, right, examples, rows, columns, matrices, tolerance);
+          if constexpr (sizeof(Real) == sizeof(float)) {
+            std::vector<uint16_t> halves(right.size());
+            std::vector<float> rounded(right.size());
+            for (size_t k = 0; k < right.size(); ++k) {
+              uint32_t bits;
+              std::memcpy(&bits, &right[k], sizeof bits);
+              halves[k] = bits >> 16;
+              bits &= 0xffff0000u;
+              std::memcpy(&rounded[k], &bits, sizeof bits);
             }
+            check_linear<float>(dasgrad_linear_with_squares16, halves, rounded, examples, rows, columns, matrices,
+                                tolerance);
+          }
           ++num_cases;
         }
   return num_cases;
@@ -151,9 +196,11 @@ int64_t run_sparse(Own own, Quadratic quadratic, double tolerance) {
 
 int main() {
   const int64_t num32 = run<float>(dasgrad_own_dense32, dasgrad_own_outer32, dasgrad_quadratic32,
-                                   dasgrad_linear_with_squares32, 2e-4);
+                                   dasgrad_linear_with_squares32, dasgrad_inverse_metric32,
+                                   dasgrad_polynomial32, 2e-4);
   const int64_t num64 = run<double>(dasgrad_own_dense64, dasgrad_own_outer64, dasgrad_quadratic64,
-                                    dasgrad_linear_with_squares64, 1e-12);
+                                    dasgrad_linear_with_squares64, dasgrad_inverse_metric64,
+                                    dasgrad_polynomial64, 1e-12);
   const int64_t sparse32 = run_sparse<float>(dasgrad_own_sparse32, dasgrad_quadratic_sparse32, 2e-4);
   const int64_t sparse64 = run_sparse<double>(dasgrad_own_sparse64, dasgrad_quadratic_sparse64, 1e-12);
   std::printf("ok %lld\n", static_cast<long long>(num32 + num64 + sparse32 + sparse64));

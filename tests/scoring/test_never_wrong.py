@@ -114,6 +114,10 @@ def reentrant(m, x):
     return m.c(checkpoint(lambda z: m.b(z).tanh(), m.a(x), use_reentrant=True))
 
 
+def reentrant_from_the_input_on(m, x):
+    return m.c(checkpoint(lambda z: m.b(m.a(z)).tanh(), x.detach().clone().requires_grad_(), use_reentrant=True))
+
+
 def not_reentrant(m, x):
     return m.c(checkpoint(lambda z: m.b(z.tanh()).tanh(), m.a(x), use_reentrant=False))
 
@@ -188,6 +192,10 @@ WHOLE = {  # served by rules, every parameter
         STEPS,
     ),
     "checkpointing, reentrant": (lambda: Model(reentrant, **{k: v() for k, v in THREE.items()}), ROWS),
+    "checkpointing, reentrant, from the input on": (
+        lambda: Model(reentrant_from_the_input_on, **{k: v() for k, v in THREE.items()}),
+        ROWS,
+    ),
     "checkpointing, not reentrant": (lambda: Model(not_reentrant, **{k: v() for k, v in THREE.items()}), ROWS),
     "checkpointing from the input on": (lambda: Model(all_checkpointed, **{k: v() for k, v in THREE.items()}), ROWS),
     "checkpointed attention": (

@@ -1,8 +1,9 @@
 """Adds up, parameter by parameter, what layers say of each example while a backward pass goes by."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,11 +13,21 @@ from dasgrad.scoring.calls import Call
 from dasgrad.scoring.forms import Form, Outer
 from dasgrad.scoring.measures import Measure
 from dasgrad.scoring.shortcut import LinearShortcut
-from dasgrad.scoring.tape import Tape
+
+
+class Following(Protocol):
+    """What brings calls and gradients: a `Tape` or a `KnownPass`."""
+
+    irregular: dict[str, str]
+    """Parameters no rule may serve, with the reason."""
+
+    @property
+    def repeated(self) -> Set[str]:
+        """Parameters with several uses."""
 
 
 class Collector:
-    """The consumer of a `Tape`.
+    """The consumer of a `Tape` or a `KnownPass`.
 
     Args:
         measures: of the scored parameters, by name.
@@ -36,18 +47,20 @@ class Collector:
         self._measures = measures
         self._num_examples = num_examples
         self._factors = factors
+        # Where shares go with the square of the gradient, factors are taken out of [B] numbers in the end.
+        self._in_the_end = factors is not None and all(measure.homogeneous for measure in measures.values())
         self._timed = timed
-        self._tape: Tape | None = None
+        self._tape: Following | None = None
         self._shares: dict[str, Tensor] = {}
         self._repeated: dict[str, list[Form]] = {}
         self.shortcut = LinearShortcut(measures)
         self.rules: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
 
-    def attach(self, tape: Tape) -> None:
+    def attach(self, tape: Following) -> None:
         """Forget what was collected, and take what this tape brings."""
         self._tape = tape
-        for found in (self._shares, self._repeated, self.shortcut.squares, self.rules, self.seconds):
+        for found in (self._shares, self._repeated, self.shortcut.products, self.rules, self.seconds):
             found.clear()
 
     def __call__(self, call: Call, gradient: Tensor) -> None:
@@ -55,7 +68,7 @@ class Collector:
         if call.build is None:
             return
         assert self._tape is not None
-        if self._factors is not None:
+        if self._factors is not None and not self._in_the_end:
             shape = [1] * gradient.dim()
             shape[call.dims[0]] = -1
             gradient = gradient / self._factors.to(gradient.dtype).view(shape)
@@ -66,19 +79,28 @@ class Collector:
                 self._repeated.setdefault(name, []).append(form)
                 self.rules[name] = call.kind
             elif name not in self._tape.irregular:
-                if name in self.shortcut.squares and isinstance(form, Outer):
-                    form = replace(form, squares=self.shortcut.squares.pop(name))
+                if name in self.shortcut.products and isinstance(form, Outer):
+                    form = replace(form, beside=self.shortcut.products.pop(name))
                 self._measure(name, form)
                 self.rules[name] = call.kind
         call.release()
 
     def finish(self) -> dict[str, Tensor]:
-        """By parameter what was collected, ``[B]`` float64; the irregular ones left out."""
+        """By parameter what was collected, ``[B]``; the irregular ones left out."""
         assert self._tape is not None
         for name in self._repeated.keys() - self._tape.irregular.keys():
             self._measure(name, sums.add(self._repeated[name], self._measures[name].shape, self._num_examples))
         self._repeated.clear()
         return {name: share for name, share in self._shares.items() if name not in self._tape.irregular}
+
+    def total(self) -> Tensor:
+        """``[B]`` float64: what was collected of all parameters, beside what they have without any gradient."""
+        total = torch.zeros(self._num_examples, dtype=torch.float64, device=next(iter(self._measures.values())).device)
+        for share in self.finish().values():
+            total += share
+        if self._in_the_end and self._factors is not None:
+            total /= self._factors.double().square()
+        return total
 
     def _measure(self, name: str, form: Form) -> None:
         started = self._clock()

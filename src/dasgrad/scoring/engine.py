@@ -28,6 +28,7 @@ class Engine:
 
     Attributes:
         irregular: parameters no rule may serve, with the reason; it only ever grows.
+        dims: for the others, the dimension of their layer's output that runs over the examples.
         gradients: the fallback.
     """
 
@@ -35,7 +36,7 @@ class Engine:
         self.irregular: dict[str, str] = {}
         self.gradients = PerExampleGradients()
         self._probed: set[object] = set()
-        self._dims: dict[str, int] = {}
+        self.dims: dict[str, int] = {}
         self._anchor_all = False
         self._announced: set[str] = set()
 
@@ -55,7 +56,8 @@ class Engine:
         """
         num_examples = nested.count_examples(data)
         collector = Collector(measures, num_examples, timed=timed)
-        total = bases(measures, num_examples)
+        device = next(iter(measures.values())).device
+        total = add_bases(measures, torch.zeros(num_examples, dtype=torch.float64, device=device))
         if num_examples == 0:
             return total, collector
         self.look(function, params, data)
@@ -81,7 +83,7 @@ class Engine:
         self, model: nn.Module, params: Mapping[str, Tensor], tensors: Mapping[str, Tensor], collector: Collector
     ) -> Tape:
         """A tape that knows what was learnt so far, and brings what it finds to the collector."""
-        tape = Tape(model, params, tensors, collector, self._dims, self._anchor_all)
+        tape = Tape(model, params, tensors, collector, self.dims, self._anchor_all)
         tape.irregular.update(self.irregular)
         collector.attach(tape)
         return tape
@@ -127,7 +129,7 @@ class Engine:
         findings = probe.look(function, params, few)
         self.irregular.update(findings.irregular)
         for name, dim in findings.dims.items():
-            if self._dims.setdefault(name, dim) != dim:
+            if self.dims.setdefault(name, dim) != dim:
                 self.irregular[name] = "its layer has the examples now here, now there"
         if all(name in self.irregular for name in params):
             return
@@ -172,10 +174,8 @@ class Engine:
             )
 
 
-def bases(measures: Mapping[str, Measure], num_examples: int) -> Tensor:
-    """``[B]`` float64: the squares of examples with no gradient at all."""
-    first = next(iter(measures.values()))
-    total = torch.zeros(num_examples, dtype=torch.float64, device=first.device)
+def add_bases(measures: Mapping[str, Measure], total: Tensor) -> Tensor:
+    """``total``, ``[B]``, with the squares of examples with no gradient at all added to it."""
     for measure in measures.values():
         if (base := measure.base()) is not None:
             total += base

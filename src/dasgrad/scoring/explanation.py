@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dasgrad import nested
-from dasgrad.scoring.engine import Engine, bases
+from dasgrad.scoring.engine import Engine
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.measures import Measure
 
@@ -63,8 +62,7 @@ def explain(
     data: Any,
 ) -> Explanation:
     """Score a batch once to learn what falls back, and once more with a clock."""
-    num_examples = nested.count_examples(data)
-    engine.squares(function, params, measures, data)
+    squares, _ = engine.squares(function, params, measures, data)
     started = _now()
     _, collector = engine.squares(function, params, measures, data, timed=True)
     seconds = max(_now() - started, 1e-12)
@@ -72,7 +70,7 @@ def explain(
     fallback_seconds = 0.0
     if fallback:
         started = _now()
-        engine.add_by_fallback(function, measures, data, bases(measures, num_examples))
+        engine.add_by_fallback(function, measures, data, squares)
         fallback_seconds = _now() - started
     served = []
     for name, param in params.items():
@@ -84,7 +82,7 @@ def explain(
         else:
             rule, share = collector.rules.get(name, "-"), collector.seconds.get(name, 0.0) / seconds
             served.append(Served(name.removeprefix("model."), tuple(param.shape), rule, share, ""))
-    return Explanation(tuple(served), max(0.0, 1 - sum(p.share for p in served)), seconds, num_examples)
+    return Explanation(tuple(served), max(0.0, 1 - sum(p.share for p in served)), seconds, len(squares))
 
 
 def _now() -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointFunction
 
 from dasgrad import nested
 from dasgrad.scoring.losses import LossFunction, LossShapeError
@@ -17,6 +18,8 @@ from dasgrad.scoring.losses import LossFunction, LossShapeError
 GRADIENT_ELEMENTS = 2**24
 """How many gradient entries are held at once: 64 MiB in float32."""
 
+_CHECKPOINT: type = CheckpointFunction._backward_cls
+"""A part of a graph that reentrant checkpointing computes in the backward pass only."""
 _VMAP_FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, AssertionError)
 
 
@@ -108,13 +111,24 @@ def gradients_of_one(
 def _gradients_of(loss: Tensor, params: list[Tensor]) -> list[Tensor]:
     if not loss.requires_grad:
         return [torch.zeros_like(param) for param in params]
-    try:
+    if not _is_checkpointed(loss):
         return list(torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True, materialize_grads=True))
-    except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
     loss.backward()  # all that reentrant checkpointing allows
     found = [torch.zeros_like(param) if param.grad is None else param.grad for param in params]
     for param in params:
         param.grad = None
     return found
+
+
+def _is_checkpointed(loss: Tensor) -> bool:
+    """Whether the graph has parts that hide parameters, so that they cannot be asked for."""
+    seen: set[Any] = set()
+    waiting: list[Any] = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            if isinstance(node, _CHECKPOINT):
+                return True
+            seen.add(node)
+            waiting.extend(following for following, _ in node.next_functions)
+    return False

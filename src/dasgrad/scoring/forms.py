@@ -41,8 +41,8 @@ class Outer:
     num_groups: int = 1
     transposed: bool = False
     """Whether parts have t last, ``[b, G·o, T]`` and ``[b, G·k, T]``, as convolutions do."""
-    squares: Tensor | None = None
-    """``[B, o]``: x²Qᵀ under the measure's quadratic term, where it was computed beside the layer's output."""
+    beside: tuple[Tensor, Tensor | None] | None = None
+    """``[B, o]`` each: x²Qᵀ and xCᵀ under the measure's terms, where they were computed beside the layer's output."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,19 @@
 """Scores for free: a training batch's scores out of its own backward pass."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from dasgrad.scoring.collector import Collector
+from dasgrad.scoring.engine import Engine
+from dasgrad.scoring.known import KnownPass, Plan
+from dasgrad.scoring.measures import Measure
+
+_MOST_PLANS = 16
+"""Kinds of passes remembered at a time."""
 
 
 class Weighted(Protocol):
@@ -39,3 +50,57 @@ class Heard:
     def fill(self, scores: Tensor) -> None:
         """Take the scores; the scorer's business."""
         self._scores = scores
+
+
+class Ear:
+    """Hears training passes: by a tape at first, by hooks alone once a pass of that kind was found plain enough."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._plans: dict[object, Plan | None] = {}
+
+    def recall(self, key: object) -> Plan | None:
+        """What is known of passes of a kind; None where they need a tape."""
+        return self._plans.get(key)
+
+    @contextmanager
+    def hear_known(
+        self, plan: Plan, measures: Mapping[str, Measure], factors: Tensor
+    ) -> Iterator[tuple[KnownPass, Collector]]:
+        """Follow a pass by hooks; what was collected counts if there is no doubt in the end."""
+        collector = Collector(measures, len(factors), factors)
+        known = KnownPass(plan, len(factors), collector)
+        collector.attach(known)
+        with known.following():
+            yield known, collector
+
+    @contextmanager
+    def hear_new(
+        self, key: object, plan: Plan, model: nn.Module, measures: Mapping[str, Measure], factors: Tensor
+    ) -> Iterator[Collector]:
+        """Follow a pass by a tape, and find out whether the next ones of its kind can do without."""
+        collector = Collector(measures, len(factors), factors)
+        tape = self._engine.tape(model, plan.params, plan.params, collector)
+        plan.layers.extend(tape.layers)
+        plan.dims.update(self._engine.dims)
+        with tape.following(len(factors)), ExitStack() as stack:
+            found = stack.enter_context(self.hear_known(plan, measures, factors)) if key not in self._plans else None
+            yield collector
+        self._engine.irregular.update(tape.irregular)
+        if found is not None:
+            known, alone = found
+            plain = known.sure and self._engine.irregular.keys().isdisjoint(plan.params)
+            self._remember(key, plan if plain and _agree(alone, collector) else None)
+
+    def forget(self, key: object) -> None:
+        """Use a tape for passes of this kind from now on."""
+        self._plans[key] = None
+
+    def _remember(self, key: object, plan: Plan | None) -> None:
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        self._plans[key] = plan
+
+
+def _agree(alone: Collector, watched: Collector) -> bool:
+    return torch.allclose(alone.total(), watched.total(), rtol=1e-6, atol=0.0, equal_nan=True)

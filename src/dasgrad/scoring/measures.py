@@ -11,7 +11,7 @@ in buffers that fit the cache, and measured entry by entry.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,7 @@ from dasgrad.moments import BuiltinMoments
 from dasgrad.scoring import kernels, native, own
 from dasgrad.scoring.forms import Dense, Form, Outer, Rows, Slice, SparseOuter
 from dasgrad.scoring.own import OwnTerms, rows_of
-from dasgrad.scoring.preconditioned import Preconditioner, Preconditioning, squared_norms
+from dasgrad.scoring.preconditioned import Preconditioner, Preconditioning, inverse_metric, squared_norms
 from dasgrad.scoring.workspace import Workspace
 
 _BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
@@ -47,11 +47,15 @@ class Measure(ABC):
 
     @abstractmethod
     def of_entries(self, gradients_B: Tensor) -> Tensor:
-        """``[b, shape.numel()] -> [b]``: Σₖ fₖ(gₖ) − fₖ(0); uses up its argument."""
+        """``[b, shape.numel()] -> [b]``: Σₖ fₖ(gₖ) − fₖ(0); may use up its argument."""
 
-    def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor | None:
-        """The same for g = left rightᵀ, ``[b, o], [b, k] -> [b]``, without forming it; None where it must be."""
-        return None
+    def takes_outer_products(self, like: Tensor) -> bool:
+        """Whether g = left rightᵀ can be measured without forming it, for factors of this type and device."""
+        return False
+
+    def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor:
+        """`of_entries` for g = left rightᵀ, ``[b, o], [b, k] -> [b]``, without forming it."""
+        raise NotImplementedError
 
     def of_sparse_products(self, form: SparseOuter) -> Tensor | None:
         """The same for g = left rightᵀ with a sparse right; None where it must be gone through entry by entry."""
@@ -61,9 +65,14 @@ class Measure(ABC):
     def of_rows(self, indices: Tensor, values: Tensor, columns: bool) -> Tensor:
         """The same over row ``indices[e]`` alone, where g is ``values[e]``: ``[m], [m, width] -> [m]``."""
 
-    def quadratic(self) -> Tensor | None:
-        """Q where Σₖ fₖ(gₖ) = Σₖ Qₖ gₖ² and nothing else; None otherwise."""
-        return None
+    def polynomial(self) -> tuple[Tensor | None, Tensor | None]:
+        """Q and C where Σₖ fₖ(gₖ) − fₖ(0) = Σₖ Qₖ gₖ² + Cₖ gₖ, C None where it is 0; twice None where it is not so."""
+        return None, None
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether a gradient c times as long has c² times the share."""
+        return False
 
     @abstractmethod
     def select(self, rows: slice) -> "Measure":
@@ -94,18 +103,19 @@ class Measure(ABC):
 
     def _of_outer(self, form: Outer, num_examples: int) -> list[Tensor]:
         width = self.shape.numel() // max(1, self.shape[0])
-        if form.squares is not None:
-            return [form.left(slice(None)).square().mul_(form.squares).sum(1)]
+        if form.beside is not None:
+            squares, crosses = form.beside
+            left = _precise(form.left(slice(None)))
+            products = left * squares if crosses is None else (left * squares).add_(crosses)
+            return [products.mul_(left).sum(1)]
         first = form.left(slice(0, 1))
         if first.dim() == 2:
-            formed = self.of_outer_products(*_factors(form, slice(0, 1))) is None
-            elements = self.shape.numel() if formed else width + self.shape[0]
-            shares = []
-            for rows in self._blocks(num_examples, elements):
-                left, right = _factors(form, rows)
-                share = self.of_outer_products(left, right)
-                shares.append(self._of_sums(left.unsqueeze(1), right.unsqueeze(1), form) if share is None else share)
-            return shares
+            if self.takes_outer_products(first):
+                blocks = self._blocks(num_examples, width + self.shape[0])
+                return [self.of_outer_products(*_factors(form, rows)) for rows in blocks]
+            blocks = self._blocks(num_examples, self.shape.numel())
+            factors = (_factors(form, rows) for rows in blocks)
+            return [self._of_sums(left.unsqueeze(1), right.unsqueeze(1), form) for left, right in factors]
         positions = first.shape[2 if form.transposed else 1]
         elements = self.shape.numel() + positions * (self.shape[0] + width * form.num_groups)
         elements = -(-elements // _MORE_FOR_SUMS)
@@ -149,7 +159,7 @@ class Measure(ABC):
         torch.cumsum(keys[1:] != keys[:-1], 0, out=places[1:])
         found = torch.zeros_like(keys).index_copy_(0, places, keys)
         values = form.values(slice(None))
-        sums = torch.zeros_like(values).index_add_(0, places, values[order])
+        sums = torch.zeros_like(values).index_add_(0, places, values.index_select(0, order))
         return found // num_rows, found % num_rows, sums
 
     def _blocks(self, number: int, elements: int) -> Iterator[slice]:
@@ -190,14 +200,20 @@ class QuadraticMeasure(Measure):
         self._constant = constant
         self._base = None if constant is None else constant.sum(dtype=torch.float64)
 
-    def quadratic(self) -> Tensor | None:
-        return self._quadratic if self._cross is None else None
+    def polynomial(self) -> tuple[Tensor | None, Tensor | None]:
+        return self._quadratic, self._cross
+
+    @property
+    def homogeneous(self) -> bool:
+        return self._cross is None
 
     def of_entries(self, gradients_B: Tensor) -> Tensor:
         gradients = _precise(gradients_B)
         if kernels.available(gradients):
             flat = (None if part is None else part.flatten().float() for part in (self._quadratic, self._cross))
             return kernels.quadratic_entries(gradients, *flat)
+        if native.supports(gradients):
+            return native.polynomial_entries(gradients, self._quadratic, self._cross)
         linear = None if self._cross is None else gradients @ self._cross.flatten().to(gradients.dtype)
         squares = gradients.square_()
         if self._quadratic is None:
@@ -205,6 +221,9 @@ class QuadraticMeasure(Measure):
         else:
             total = squares @ self._quadratic.flatten().to(gradients.dtype)
         return total if linear is None else total + linear
+
+    def takes_outer_products(self, like: Tensor) -> bool:
+        return True
 
     def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor:
         if self._quadratic is None:
@@ -306,10 +325,12 @@ class OwnMeasure(Measure):
         gradients = _precise(gradients_B)
         return self._share(own.sum_entries(self._terms_in(gradients.dtype), gradients))
 
-    def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor | None:
+    def takes_outer_products(self, like: Tensor) -> bool:
+        return own.takes_outer_products(_precise(like))
+
+    def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor:
         left, right = _precise(left_B), _precise(right_B)
-        total = own.sum_outer_products(self._terms_in(left.dtype), left, right)
-        return None if total is None else self._share(total)
+        return self._share(own.sum_outer_products(self._terms_in(left.dtype), left, right))
 
     def of_sparse_products(self, form: SparseOuter) -> Tensor | None:
         left = _precise(form.left)
@@ -351,9 +372,10 @@ def step_measure(
     if not polynomial or (view.now.eps < _SMALLEST_EPS and moments.keys):
         return ElementwiseMeasure(view, preconditioner, momentum, workspace)
     dtype = torch.promote_types(param.dtype, torch.float32)
-    state = {key: view.state[key].to(dtype) for key in moments.keys}
-    metric = moments.metric(state, view.now).to(device=param.device, dtype=dtype)
-    inverse = (view.lr_share / metric).expand(param.shape)
+    state: Mapping[str, Tensor] = view.state
+    if any(state[key].dtype != dtype for key in moments.keys):
+        state = {key: state[key].to(dtype) for key in moments.keys}
+    inverse = inverse_metric(view, state, dtype)
     if not momentum:
         return QuadraticMeasure(param.shape, param.device, workspace, inverse)
     assert isinstance(moments, BuiltinMoments)

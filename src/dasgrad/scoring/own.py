@@ -82,13 +82,16 @@ def sum_entries(terms: OwnTerms, gradients_B: Tensor) -> Tensor:
     return _shares(gradients_B, terms, [part.flatten() if part is not None else None for part in terms.arrays]).sum(1)
 
 
-def sum_outer_products(terms: OwnTerms, left_B: Tensor, right_B: Tensor) -> Tensor | None:
-    """``[b, o], [b, k] -> [b]``: the same of g = left rightᵀ, never formed; None where it must be."""
+def takes_outer_products(like: Tensor) -> bool:
+    """Whether `sum_outer_products` is there for factors of this type and device."""
+    return native.supports(like) or kernels.available(like)
+
+
+def sum_outer_products(terms: OwnTerms, left_B: Tensor, right_B: Tensor) -> Tensor:
+    """``[b, o], [b, k] -> [b]``: the same of g = left rightᵀ, never formed."""
     if native.supports(left_B):
         return native.own_outer_products(left_B, right_B, terms.arrays, terms.coefficients)
-    if kernels.available(left_B):
-        return kernels.own_outer_products(left_B, right_B, terms.arrays, terms.coefficients)
-    return None
+    return kernels.own_outer_products(left_B, right_B, terms.arrays, terms.coefficients)
 
 
 def sum_rows(terms: OwnTerms, indices: Tensor, values: Tensor, columns: bool) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dasgrad.moments import Hyper, Moments, resolve
+from dasgrad.scoring import native
 from dasgrad.scoring.fallback import flatten_examples
 
 Preconditioner = Literal["own", "frozen"]
@@ -78,6 +79,18 @@ def read_optimizer(optimizer: Optimizer) -> dict[int, Preconditioning]:
                 lr_share=float(group["lr"]) / largest if largest > 0 else 1.0,
             )
     return found
+
+
+def inverse_metric(view: Preconditioning, state: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """lr_share/H in the parameter's shape, for the metric as it stands."""
+    moments, now, param = view.moments, view.now, view.param
+    if type(moments).metric is Moments.metric:
+        curvature = moments.psi(state, now)
+        if curvature.shape == param.shape and curvature.is_contiguous() and native.supports(curvature):
+            correction = float(moments.corrections(now)[1]) if now.bias_correction else 1.0
+            return native.inverse_metric(curvature, correction**-0.5, now.eps, view.lr_share)
+    inverse = moments.metric(state, now).to(device=param.device, dtype=dtype).reciprocal()
+    return (inverse if view.lr_share == 1 else inverse.mul_(view.lr_share)).expand(param.shape)
 
 
 def squared_norms(gradients_B: Tensor, view: Preconditioning, preconditioner: Preconditioner, momentum: bool) -> Tensor:

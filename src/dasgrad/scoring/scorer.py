@@ -15,14 +15,15 @@ from dasgrad import nested
 from dasgrad.progress import Progress, show_progress
 from dasgrad.scoring import cheap
 from dasgrad.scoring.chunks import WithinMemory, read_chunks
-from dasgrad.scoring.collector import Collector
-from dasgrad.scoring.engine import Engine, bases
+from dasgrad.scoring.engine import Engine, add_bases
 from dasgrad.scoring.explanation import Explanation, explain
 from dasgrad.scoring.isolation import device_of, training_batch_norms, untouched, unwrap
-from dasgrad.scoring.listening import Heard, Weighted
+from dasgrad.scoring.known import Plan, structure_of
+from dasgrad.scoring.listening import Ear, Heard, Weighted
 from dasgrad.scoring.losses import Losses, LossFunction, losses_of_pairs
 from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
 from dasgrad.scoring.preconditioned import Preconditioner, read_optimizer
+from dasgrad.scoring.probe import kind_of
 from dasgrad.scoring.workspace import Workspace
 
 ScoreName = Literal["dasgrad", "gradient", "last_layer", "loss"]
@@ -117,6 +118,7 @@ class ExampleScorer:
         self._losses = losses if losses is not None else losses_of_pairs(loss_fn) if loss_fn is not None else None
         self._dtype = _as_dtype(dtype)
         self._engine = Engine()
+        self._ear = Ear(self._engine)
         self._workspace = Workspace()
         self._warned_batch_norm = False
         if score in ("dasgrad", "gradient"):
@@ -201,28 +203,33 @@ class ExampleScorer:
         if not scale > 0:
             raise ValueError(f"`ExampleScorer.listen(scale=...)` must be positive, got {scale!r}.")
         assert self._losses is not None
-        params = self._scored_parameters()
+        structure, holds = structure_of(self.model, self.optimizer)
+        key = (structure, kind_of(batch.data, ()))
+        heard, plan = Heard(), self._ear.recall(key)
+        params = self._scored_parameters() if plan is None else plan.params
         measures = self._measures(params)
+        factors = batch.weights.to(next(iter(params.values())).device) * (scale / max(1, len(batch.weights)))
+        if plan is not None:
+            with self._ear.hear_known(plan, measures, factors) as (known, collector):
+                yield heard
+            if known.sure:
+                heard.fill(self._roots(add_bases(measures, collector.total()), params))
+            else:
+                self._ear.forget(key)
+                heard.fill(self(batch.data))
+            return
         function = LossFunction(self.model, self._losses, self._dtype)
         data = nested.map_leaves(function.cast, batch.data)
         if not self._engine.knows(params, data):
             with untouched(self._announced_model()):
                 self._engine.look(function, params, data)
-        num_examples = len(batch.weights)
-        factors = batch.weights.to(device_of(self.model)) * (scale / max(1, num_examples))
-        collector = Collector(measures, num_examples, factors)
-        tape = self._engine.tape(self.model, params, params, collector)
-        heard = Heard()
-        with tape.following(num_examples):
+        with self._ear.hear_new(key, Plan(params, holds), self.model, measures, factors) as collector:
             yield heard
-        total = bases(measures, num_examples)
-        for share in collector.finish().values():
-            total += share
-        self._engine.irregular.update(tape.irregular)
+        total = add_bases(measures, collector.total())
         if self._engine.irregular:
             with untouched(self.model):
                 self._engine.add_by_fallback(function, measures, data, total)
-        heard.fill(total.clamp_(min=0.0).sqrt().to(self._precise(params)))
+        heard.fill(self._roots(total, params))
 
     def explain(self, data: Any, targets: Any = None) -> Explanation:
         """Which rule serves each parameter, its share of the cost, what fell back and why, on a batch.
@@ -301,6 +308,9 @@ class ExampleScorer:
                     f"`scorer(data)` must be on the model's device, {home}, got {leaf.device}; `score_dataset` moves "
                     "its chunks by itself."
                 )
+
+    def _roots(self, squares: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        return squares.clamp_(min=0.0).sqrt_().to(self._precise(params))
 
     def _precise(self, params: Mapping[str, Tensor]) -> torch.dtype:
         """At least float32, and no less than the passes are computed in."""

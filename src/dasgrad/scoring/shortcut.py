@@ -2,7 +2,7 @@
 
 Where a layer's input is the data themselves, reading them is all the cost: logistic regression reads each
 example for the forward pass and once more for (b²)ᵀH^(−1)(x²). But x²H^(−1)ᵀ does not depend on b, and can be
-computed beside x Wᵀ.
+computed beside x Wᵀ; so can, with momentum, what its product with b is summed to.
 """
 
 from collections.abc import Mapping
@@ -15,28 +15,28 @@ from dasgrad.scoring.measures import Measure
 
 
 class LinearShortcut:
-    """Computes outputs of linear layers, and keeps x²Qᵀ for when their gradients arrive.
+    """Computes outputs of linear layers, and keeps x²Qᵀ and xCᵀ for when their gradients arrive.
 
     Attributes:
-        squares: ``[B, o]`` by the name of the layer's weight.
+        products: ``[B, o]`` each, by the name of the layer's weight.
     """
 
     def __init__(self, measures: Mapping[str, Measure]) -> None:
         self._measures = measures
-        self.squares: dict[str, Tensor] = {}
+        self.products: dict[str, tuple[Tensor, Tensor | None]] = {}
 
     def __call__(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """The layer's output; None where the ordinary way must do, or does as well."""
         if x.dim() != 2 or x.requires_grad or x.dtype != weight.dtype or torch.is_autocast_enabled(x.device.type):
             return None
-        quadratic = self._measures[name].quadratic()
-        squares: Tensor | None
-        if native.supports(x) and len(weight) <= native.FEW_OUTPUTS and quadratic is not None:
-            output, squares = native.linear_with_squares(x, weight, bias, quadratic)
+        quadratic, cross = self._measures[name].polynomial()
+        if native.reads(x) and len(weight) <= native.FEW_OUTPUTS and quadratic is not None:
+            output, squared, crossed = native.linear_with_squares(x, weight, bias, quadratic, cross)
+            self.products[name] = (squared, crossed)
         elif kernels.available(x) and len(weight) <= kernels.MOST_OUTPUTS:
-            output, squares = kernels.linear_with_squares(x, weight, bias, quadratic)
+            output, squares = kernels.linear_with_squares(x, weight, bias, quadratic if cross is None else None)
+            if squares is not None:
+                self.products[name] = (squares, None)
         else:
             return None
-        if squares is not None:
-            self.squares[name] = squares
         return output

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from dasgrad.scoring.calls import Anchored, Call, Layer
 from dasgrad.scoring.carriers import Carrier, of_parameter
 from dasgrad.scoring.forms import Form
-from dasgrad.scoring.rules import DeclinedError, Rewrite, find_rewrite, find_rule, is_rewritten
+from dasgrad.scoring.rules import DeclinedError, Rewrite, find_rewrite, find_rule, find_stand_in, is_rewritten
 
 _HOST_READS = {
     Tensor.__bool__,
@@ -61,7 +61,10 @@ _BY_REWRITE, _BARE = -1, -2
 """Stand for the layer that owns a parameter, where only rewritten functions may use it, and where none owns it."""
 
 Shortcut = Callable[[str, Tensor, Tensor, Tensor | None], Tensor | None]
-"""From a weight's name, input, weight and bias to a linear layer's output, or None for the ordinary way."""
+"""From a weight's name, input, weight and bias to a linear layer's output, or None for the ordinary way.
+
+Where a tape has one, functions are computed by their stand-ins, too.
+"""
 Consumer = Callable[[Call, Tensor], None]
 """What is done with a call and the gradient at its output."""
 
@@ -118,7 +121,7 @@ class Tape(TorchFunctionMode):
         self._owners: dict[str, set[int]] = {name: set() for name in params}
         self._carriers: dict[int, Carrier] = {}
         self._unmet: dict[str, str] = {}
-        self._layers = self._find_layers(model, params, tensors)
+        self.layers = self._find_layers(model, params, tensors)
 
     def _find_layers(
         self, model: nn.Module, params: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
@@ -174,7 +177,7 @@ class Tape(TorchFunctionMode):
         self._anchor = torch.zeros((), requires_grad=True)
         with ExitStack() as stack:
             stack.callback(self._release)
-            for layer in self._layers:
+            for layer in self.layers:
                 for handle in self._hook(layer):
                     stack.callback(handle.remove)
             stack.enter_context(self)
@@ -313,9 +316,7 @@ class Tape(TorchFunctionMode):
         rewrite = find_rewrite(func)
         if rewrite is not None:
             return self._call_rewrite(rewrite, func, args, kwargs)
-        result = (
-            self._by_shortcut(*args, **kwargs) if func is nn.functional.linear and self.shortcut is not None else None
-        )
+        result = None if self.shortcut is None else self._by_shortcut(func, args, kwargs)
         if result is None:
             result = func(*args, **kwargs)
         met = [self._carriers[id(t)] for t in _tensors_in((args, kwargs)) if id(t) in self._carriers]
@@ -334,7 +335,20 @@ class Tape(TorchFunctionMode):
                 self.irregular[name] = f"used outside its layer, by {what}"
         return result
 
-    def _by_shortcut(self, input: Any, weight: Any, bias: Any = None) -> Tensor | None:
+    def _by_shortcut(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a function returns, computed in a faster way; None where there is none."""
+        if func is nn.functional.linear:
+            return self._linear_by_shortcut(*args, **kwargs)
+        faster = find_stand_in(func)
+        if faster is None:
+            return None
+        try:
+            with torch._C.DisableTorchFunction():
+                return faster(*args, **kwargs)
+        except DeclinedError:
+            return None
+
+    def _linear_by_shortcut(self, input: Any, weight: Any, bias: Any = None) -> Tensor | None:
         name = self._names.get(id(weight))
         if name is None or name in self.irregular or not self._forward or not self._stack:
             return None

@@ -23,16 +23,22 @@ _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _DENSE = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _OUTER = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _QUADRATIC = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
-_LINEAR = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER, _INTEGER, _POINTER, _POINTER])
 _SPARSE = [_POINTER] * 4 + [_INTEGER] * 3
 _OWN_SPARSE = (None, [*_SPARSE, _POINTER, _POINTER, _POINTER])
 _QUADRATIC_SPARSE = (None, [*_SPARSE, _POINTER, _POINTER, _POINTER])
+_LINEAR = (None, [_POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
+_INVERSE = (None, [_POINTER, _INTEGER, ctypes.c_double, ctypes.c_double, ctypes.c_double, _POINTER])
 _library = shared_library.load(
     Path(__file__).parent,
     "measures",
     {
+        "dasgrad_inverse_metric32": _INVERSE,
+        "dasgrad_inverse_metric64": _INVERSE,
+        "dasgrad_linear_with_squares16": _LINEAR,
         "dasgrad_linear_with_squares32": _LINEAR,
         "dasgrad_linear_with_squares64": _LINEAR,
+        "dasgrad_polynomial32": _DENSE,
+        "dasgrad_polynomial64": _DENSE,
         "dasgrad_quadratic32": _QUADRATIC,
         "dasgrad_quadratic64": _QUADRATIC,
         "dasgrad_own_dense32": _DENSE,
@@ -47,6 +53,8 @@ _library = shared_library.load(
 )
 Arrays = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 Coefficients = tuple[float, float, float, float]
+Rows = Callable[[int], int]
+"""The address of a row."""
 _BITS = {torch.float32: 32, torch.float64: 64}
 
 
@@ -63,8 +71,10 @@ def own_entries(gradients_B: Tensor, arrays: Arrays, coefficients: Coefficients)
     function = getattr(_library, f"dasgrad_own_dense{_BITS[gradients.dtype]}")
     terms = _pointers(arrays), (ctypes.c_double * 4)(*coefficients)
 
-    def part(first: int, last: int, totals: Tensor) -> None:
-        function(gradients[first:last].data_ptr(), last - first, size, *terms, totals[first:last].data_ptr())
+    start = _rows(gradients)
+
+    def part(first: int, last: int, totals: Rows) -> None:
+        function(start(first), last - first, size, *terms, totals(first))
 
     return _in_threads(part, len(gradients), size)
 
@@ -79,11 +89,28 @@ def own_outer_products(left_B: Tensor, right_B: Tensor, arrays: Arrays, coeffici
     function = getattr(_library, f"dasgrad_own_outer{_BITS[left.dtype]}")
     terms = _pointers(arrays), (ctypes.c_double * 4)(*coefficients)
 
-    def part(first: int, last: int, totals: Tensor) -> None:
-        factors = left[first:last].data_ptr(), right[first:last].data_ptr()
-        function(*factors, last - first, *shape, *terms, totals[first:last].data_ptr())
+    lefts, rights = _rows(left), _rows(right)
+
+    def part(first: int, last: int, totals: Rows) -> None:
+        function(lefts(first), rights(first), last - first, *shape, *terms, totals(first))
 
     return _in_threads(part, len(left), size)
+
+
+def polynomial_entries(gradients_B: Tensor, quadratic: Tensor | None, cross: Tensor | None) -> Tensor:
+    """``[b, n], [n], [n] -> [b]`` float64: Σₖ Qₖgₖ² + Cₖgₖ; without Q it is 1, without C 0."""
+    gradients, size = gradients_B.contiguous(), gradients_B.shape[1]
+    terms = [None if part is None else part.to(gradients.dtype).contiguous() for part in (quadratic, cross)]
+    assert all(part is None or (part.is_cpu and part.numel() == size) for part in terms)
+    assert quadratic is not None or cross is None
+    function = getattr(_library, f"dasgrad_polynomial{_BITS[gradients.dtype]}")
+    start = _rows(gradients)
+    pointers = [None if part is None else part.data_ptr() for part in terms]
+
+    def part(first: int, last: int, totals: Rows) -> None:
+        function(start(first), last - first, size, *pointers, totals(first))
+
+    return _in_threads(part, len(gradients), size)
 
 
 def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor) -> Tensor:
@@ -94,33 +121,54 @@ def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor)
     assert (squares.shape[1], right.shape[1]) == (num_rows, num_columns)
     function = getattr(_library, f"dasgrad_quadratic{_BITS[right.dtype]}")
 
-    def part(first: int, last: int, totals: Tensor) -> None:
-        factors = squares[first:last].data_ptr(), right[first:last].data_ptr()
-        out = totals[first:last].data_ptr()
-        function(*factors, last - first, num_rows, num_columns, quadratic.data_ptr(), out)
+    lefts, rights, matrix = _rows(squares), _rows(right), quadratic.data_ptr()
+
+    def part(first: int, last: int, totals: Rows) -> None:
+        function(lefts(first), rights(first), last - first, num_rows, num_columns, matrix, totals(first))
 
     return _in_threads(part, len(right), num_columns * num_rows // 8)
 
 
-def linear_with_squares(x: Tensor, weight: Tensor, bias: Tensor | None, quadratic: Tensor) -> tuple[Tensor, Tensor]:
-    """``[B, k], [o, k], [o], [o, k] -> [B, o], [B, o]``: x Wᵀ + b and x² Qᵀ, for few outputs o."""
-    x, weight, quadratic = x.contiguous(), weight.contiguous(), quadratic.to(x.dtype).contiguous()
-    bias = None if bias is None else bias.contiguous()
-    num_outputs, num_inputs = weight.shape
-    assert x.dtype == weight.dtype == quadratic.dtype
-    assert bias is None or bias.dtype == x.dtype
-    assert x.shape[1] == num_inputs
-    assert quadratic.shape == weight.shape
-    outputs, squares = (x.new_empty(len(x), num_outputs) for _ in range(2))
-    function = getattr(_library, f"dasgrad_linear_with_squares{_BITS[x.dtype]}")
-    matrices = weight.data_ptr(), None if bias is None else bias.data_ptr(), quadratic.data_ptr()
+def reads(data: Tensor) -> bool:
+    """Whether `linear_with_squares` is there for data of this device and type."""
+    return supports(data) or (_library is not None and data.device.type == "cpu" and data.dtype == torch.bfloat16)
 
-    def part(first: int, last: int, totals: Tensor) -> None:
-        results = outputs[first:last].data_ptr(), squares[first:last].data_ptr()
-        function(x[first:last].data_ptr(), last - first, num_inputs, *matrices, num_outputs, *results)
+
+def linear_with_squares(
+    x: Tensor, weight: Tensor, bias: Tensor | None, quadratic: Tensor, cross: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """``[B, k], [o, k], [o], [o, k], [o, k] -> [B, o]`` three times, for few outputs o.
+
+    x Wᵀ + b in the type of x, and in at least float32 x² Qᵀ and, where C is given, x Cᵀ.
+    """
+    dtype = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+    x, (num_outputs, num_inputs) = x.contiguous(), weight.shape
+    matrices = [None if part is None else part.to(dtype).contiguous() for part in (weight, bias, quadratic, cross)]
+    assert x.shape[1] == num_inputs
+    assert all(part is None or part.is_cpu for part in matrices)
+    assert quadratic.shape == weight.shape
+    assert cross is None or cross.shape == weight.shape
+    outputs, squares = (x.new_empty(len(x), num_outputs, dtype=dtype) for _ in range(2))
+    crosses = None if cross is None else torch.empty_like(squares)
+    function = getattr(_library, f"dasgrad_linear_with_squares{16 if x.dtype == torch.bfloat16 else _BITS[dtype]}")
+    terms = _pointers(matrices)
+    starts = [_rows(x), *(None if part is None else _rows(part) for part in (outputs, squares, crosses))]
+
+    def part(first: int, last: int, totals: Rows) -> None:
+        rows, *results = (None if start is None else start(first) for start in starts)
+        function(rows, last - first, num_inputs, num_outputs, terms, (_POINTER * 3)(*results))
 
     _in_threads(part, len(x), num_inputs * num_outputs // 4)
-    return outputs, squares
+    return outputs.to(x.dtype), squares, crosses
+
+
+def inverse_metric(curvature: Tensor, scale: float, eps: float, share: float) -> Tensor:
+    """share/(scale·√v + eps) for a contiguous v."""
+    assert curvature.is_contiguous()
+    inverse = torch.empty_like(curvature)
+    function = getattr(_library, f"dasgrad_inverse_metric{_BITS[curvature.dtype]}")
+    function(curvature.data_ptr(), curvature.numel(), scale, eps, share, inverse.data_ptr())
+    return inverse
 
 
 def own_sparse_products(left_B: Tensor, right: SparseOuter, arrays: Arrays, coefficients: Coefficients) -> Tensor:
@@ -145,10 +193,10 @@ def _of_sparse(function: Any, left_B: Tensor, right: SparseOuter, terms: Sequenc
     assert starts.dtype == columns.dtype == torch.int64
     assert len(starts) == len(left) + 1
     entries, shape = (columns.data_ptr(), values.data_ptr()), (left.shape[1], right.num_columns)
+    firsts, lefts = _rows(starts), _rows(left)
 
-    def part(first: int, last: int, totals: Tensor) -> None:
-        own = starts[first:].data_ptr(), *entries, left[first:].data_ptr()
-        function(*own, last - first, *shape, *terms, totals[first:].data_ptr())
+    def part(first: int, last: int, totals: Rows) -> None:
+        function(firsts(first), *entries, lefts(first), last - first, *shape, *terms, totals(first))
 
     return _in_threads(part, len(left), left.shape[1] * max(1, len(columns) // max(1, len(left))))
 
@@ -159,13 +207,20 @@ def _check(factor: Tensor, arrays: Arrays) -> None:
         assert array is None or (array.dtype == factor.dtype and array.is_cpu and array.is_contiguous())
 
 
-def _pointers(arrays: Arrays) -> Any:
-    return (_POINTER * 4)(*(None if array is None else array.data_ptr() for array in arrays))
+def _pointers(arrays: Sequence[Tensor | None]) -> Any:
+    return (_POINTER * len(arrays))(*(None if array is None else array.data_ptr() for array in arrays))
 
 
-def _in_threads(part: Callable[[int, int, Tensor], None], num_examples: int, size: int) -> Tensor:
+def _rows(matrix: Tensor) -> Rows:
+    """Where each row of a contiguous tensor begins."""
+    start, step = matrix.data_ptr(), matrix.stride(0) * matrix.element_size()
+    return lambda row: start + row * step
+
+
+def _in_threads(part: Callable[[int, int, Rows], None], num_examples: int, size: int) -> Tensor:
     """Totals of all examples, shared out over as many threads as torch uses."""
     totals = torch.empty(num_examples, dtype=torch.float64)
     num_threads = max(1, min(torch.get_num_threads(), num_examples * size // _WORTH_A_THREAD))
-    threads.share_out(lambda first, last: part(first, last, totals), num_examples, num_threads)
+    places = _rows(totals)
+    threads.share_out(lambda first, last: part(first, last, places), num_examples, num_threads)
     return totals

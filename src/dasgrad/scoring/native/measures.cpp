@@ -14,8 +14,13 @@
 // product with so few columns runs far below the machine's speed, and would need right^2 in memory. With a sparse
 // right, of any number of outputs, and with a term that is linear in the gradient.
 //
-// `linear_with_squares`: a layer of few outputs on the data themselves. Its output x W^T + bias and x^2 Q^T, which is
-// all that a frozen metric will need of x, in one reading of x.
+// `polynomial`: the metric is frozen and gradients are there, sum_k Q_k g_k^2 + C_k g_k in one reading.
+//
+// `linear_with_squares`: a layer of few outputs on the data themselves. Its output x W^T + bias, x^2 Q^T and, with
+// momentum, x C^T, which is all that a frozen metric will need of x, in one reading of x. Here x may be in bfloat16,
+// with everything else in float.
+//
+// `inverse_metric`: share / (scale sqrt(v) + eps), the metric's inverse, in one pass.
 //
 // Nothing is allocated or remembered between calls, and arguments are checked by the caller.
 
@@ -134,6 +139,34 @@ DASGRAD_INLINE void sum_dense(const Real* gradients, int64_t num_examples, int64
   }
 }
 
+// `quadratic` null: 1 everywhere; `cross` null: 0.
+template <typename Real>
+DASGRAD_INLINE void sum_polynomial(const Real* gradients, int64_t num_examples, int64_t size, const Real* quadratic,
+                                   const Real* cross, double* totals) {
+  for (int64_t i = 0; i < num_examples; ++i) {
+    double total = 0;
+    for (int64_t begin = 0; begin < size; begin += kSpan) {
+      const int64_t width = size - begin < kSpan ? size - begin : kSpan;
+      const Real* g = gradients + i * size + begin;
+      const Real* q = quadratic ? quadratic + begin : nullptr;
+      const Real* c = cross ? cross + begin : nullptr;
+      Real sum = 0;
+      if (q && c) {
+#pragma omp simd reduction(+ : sum)
+        for (int64_t k = 0; k < width; ++k) sum += (q[k] * g[k] + c[k]) * g[k];
+      } else if (q) {
+#pragma omp simd reduction(+ : sum)
+        for (int64_t k = 0; k < width; ++k) sum += q[k] * (g[k] * g[k]);
+      } else {
+#pragma omp simd reduction(+ : sum)
+        for (int64_t k = 0; k < width; ++k) sum += g[k] * g[k];
+      }
+      total += sum;
+    }
+    totals[i] = total;
+  }
+}
+
 template <typename Real>
 DASGRAD_INLINE void sum_outer(const Real* left, const Real* right, int64_t num_examples, int64_t num_rows,
                               int64_t num_columns, const Terms<Real>& terms, double* totals) {
@@ -197,6 +230,20 @@ DASGRAD_INLINE void sum_sparse_quadratic(const int64_t* starts, const int64_t* c
   }
 }
 
+// The upper half of a float.
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+DASGRAD_INLINE float widen(Bfloat16 number) {
+  const uint32_t bits = uint32_t(number.bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+DASGRAD_INLINE float widen(float number) { return number; }
+DASGRAD_INLINE double widen(double number) { return number; }
+
 constexpr int kTogether = 4;  // examples that share each reading of Q
 constexpr int kBytes = 64;    // of a vector; narrower machines take several instructions
 
@@ -224,14 +271,47 @@ struct Lanes {
 #endif
   DASGRAD_INLINE void clear() { std::memset(&value, 0, sizeof value); }
   DASGRAD_INLINE void load(const Real* from) { std::memcpy(&value, from, sizeof value); }
+  // By halves: one long chain of additions would take longer than the products.
   DASGRAD_INLINE double sum() const {
-    Real parts[kSize];
-    std::memcpy(parts, &value, sizeof parts);
-    for (int half = kSize / 2; half > 0; half /= 2)  // one long chain of additions would take longer than the products
-      for (int k = 0; k < half; ++k) parts[k] += parts[k + half];
-    return parts[0];
+#if defined(__GNUC__)
+    typedef Real Half __attribute__((vector_size(kBytes / 2)));
+    typedef Real Quarter __attribute__((vector_size(kBytes / 4)));
+    Half halves[2];
+    std::memcpy(halves, &value, sizeof halves);
+    halves[0] += halves[1];
+    Quarter quarters[2];
+    std::memcpy(quarters, halves, sizeof quarters);
+    const Quarter parts = quarters[0] + quarters[1];
+    constexpr int kLeft = kSize / 4;
+#else
+    const Real* parts = value;
+    constexpr int kLeft = kSize;
+#endif
+    Real lanes[kLeft];
+    for (int k = 0; k < kLeft; ++k) lanes[k] = parts[k];
+    for (int half = kLeft / 2; half > 0; half /= 2)
+      for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
+    return lanes[0];
   }
 };
+
+template <typename Real>
+DASGRAD_INLINE void load(Lanes<Real>& lanes, const Real* from) {
+  lanes.load(from);
+}
+
+DASGRAD_INLINE void load(Lanes<float>& lanes, const Bfloat16* from) {
+#if defined(__GNUC__)
+  typedef uint16_t Halves __attribute__((vector_size(kBytes / 2)));
+  typedef uint32_t Wholes __attribute__((vector_size(kBytes)));
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  const Wholes wholes = __builtin_convertvector(halves, Wholes) << 16;
+  std::memcpy(&lanes.value, &wholes, sizeof wholes);
+#else
+  for (int k = 0; k < Lanes<float>::kSize; ++k) lanes.value[k] = widen(from[k]);
+#endif
+}
 
 // `squares` are left^2, [num_examples, num_rows].
 template <typename Real>
@@ -272,51 +352,99 @@ DASGRAD_INLINE void sum_quadratic(const Real* squares, const Real* right, int64_
   }
 }
 
-// outputs[e][o] = start[o] + sum_k f(x[e][k]) matrix[o][k], f the identity or the square, for kTogether examples.
-template <typename Real, bool kSquared>
-DASGRAD_INLINE void multiply_few(const Real* const* x, int64_t together, int64_t num_inputs, const Real* matrix,
-                                 const Real* start, int64_t num_outputs, Real* outputs) {
+constexpr int kMostRows = 5;  // of a matrix that are multiplied at once, as many as there are registers for
+
+// outputs[e][o] = start[o] + sum_k f(x[e][k]) matrix[o][k], f the identity or the square, for kTogether examples and
+// kRows of the outputs.
+template <typename Real, bool kSquared, int kRows, typename In>
+DASGRAD_INLINE void multiply_rows(const In* const* x, int64_t together, int64_t num_inputs, const Real* matrix,
+                                  const Real* start, int64_t num_outputs, Real* outputs) {
   constexpr int kSize = Lanes<Real>::kSize;
   const int64_t whole = num_inputs - num_inputs % kSize;
-  for (int64_t first = 0; first < num_outputs; first += kTogether) {
-    const int64_t rows = num_outputs - first < kTogether ? num_outputs - first : kTogether;
-    const Real* row[kTogether];
-    for (int64_t o = 0; o < kTogether; ++o) row[o] = matrix + (first + (o < rows ? o : rows - 1)) * num_inputs;
-    Lanes<Real> sums[kTogether][kTogether], values[kTogether], entries;
-    for (int e = 0; e < kTogether; ++e)
-      for (int o = 0; o < kTogether; ++o) sums[e][o].clear();
-    for (int64_t k = 0; k < whole; k += kSize) {
-      for (int e = 0; e < kTogether; ++e) {
-        values[e].load(x[e] + k);
-        if (kSquared) values[e].square_into(values[e]);
-      }
-      for (int o = 0; o < kTogether; ++o) {
-        entries.load(row[o] + k);
-        for (int e = 0; e < kTogether; ++e) sums[e][o].add_product(values[e], entries);
-      }
+  Lanes<Real> sums[kTogether][kRows], values[kTogether], entries;
+  for (int e = 0; e < kTogether; ++e)
+    for (int o = 0; o < kRows; ++o) sums[e][o].clear();
+  for (int64_t k = 0; k < whole; k += kSize) {
+    for (int e = 0; e < kTogether; ++e) {
+      load(values[e], x[e] + k);
+      if (kSquared) values[e].square_into(values[e]);
     }
-    for (int64_t e = 0; e < together; ++e)
-      for (int64_t o = 0; o < rows; ++o) {
-        double total = sums[e][o].sum() + (start ? start[first + o] : Real(0));
-        for (int64_t k = whole; k < num_inputs; ++k)
-          total += double(kSquared ? x[e][k] * x[e][k] : x[e][k]) * row[o][k];
-        outputs[e * num_outputs + first + o] = Real(total);
+    for (int o = 0; o < kRows; ++o) {
+      entries.load(matrix + o * num_inputs + k);
+      for (int e = 0; e < kTogether; ++e) sums[e][o].add_product(values[e], entries);
+    }
+  }
+  for (int64_t e = 0; e < together; ++e)
+    for (int o = 0; o < kRows; ++o) {
+      double total = sums[e][o].sum() + (start ? start[o] : Real(0));
+      for (int64_t k = whole; k < num_inputs; ++k) {
+        const Real value = widen(x[e][k]);
+        total += double(kSquared ? value * value : value) * matrix[o * num_inputs + k];
       }
+      outputs[e * num_outputs + o] = Real(total);
+    }
+}
+
+// The same for all outputs, in groups of about the same size.
+template <typename Real, bool kSquared, typename In>
+DASGRAD_INLINE void multiply_few(const In* const* x, int64_t together, int64_t num_inputs, const Real* matrix,
+                                 const Real* start, int64_t num_outputs, Real* outputs) {
+  for (int64_t first = 0; first < num_outputs;) {
+    const int64_t left = num_outputs - first, groups = (left + kMostRows - 1) / kMostRows;
+    const int64_t rows = (left + groups - 1) / groups;
+    const Real* part = matrix + first * num_inputs;
+    const Real* begin = start ? start + first : nullptr;
+    Real* out = outputs + first;
+    switch (rows) {
+      case 1: multiply_rows<Real, kSquared, 1>(x, together, num_inputs, part, begin, num_outputs, out); break;
+      case 2: multiply_rows<Real, kSquared, 2>(x, together, num_inputs, part, begin, num_outputs, out); break;
+      case 3: multiply_rows<Real, kSquared, 3>(x, together, num_inputs, part, begin, num_outputs, out); break;
+      case 4: multiply_rows<Real, kSquared, 4>(x, together, num_inputs, part, begin, num_outputs, out); break;
+      default: multiply_rows<Real, kSquared, 5>(x, together, num_inputs, part, begin, num_outputs, out);
+    }
+    first += rows;
+  }
+}
+
+// What a layer is made of, [num_outputs, num_inputs] each but for the bias, and what comes of it, [B, num_outputs] each.
+template <typename Real>
+struct Layer {
+  const Real *weight, *bias, *quadratic, *cross;  // null: no bias, no momentum
+  int64_t num_inputs, num_outputs;
+  Real *outputs, *squares, *crosses;
+};
+
+template <typename Real, typename In>
+DASGRAD_INLINE void multiply_and_square(const In* x, int64_t num_examples, const Layer<Real>& layer) {
+  const int64_t width = layer.num_inputs, num_outputs = layer.num_outputs;
+  for (int64_t i = 0; i < num_examples; i += kTogether) {
+    const int64_t together = num_examples - i < kTogether ? num_examples - i : kTogether;
+    const In* rows[kTogether];
+    for (int64_t e = 0; e < kTogether; ++e) rows[e] = x + (i + (e < together ? e : together - 1)) * width;
+    const int64_t at = i * num_outputs;
+    multiply_few<Real, false>(rows, together, width, layer.weight, layer.bias, num_outputs, layer.outputs + at);
+    multiply_few<Real, true>(rows, together, width, layer.quadratic, static_cast<const Real*>(nullptr), num_outputs,
+                             layer.squares + at);
+    if (layer.cross)
+      multiply_few<Real, false>(rows, together, width, layer.cross, static_cast<const Real*>(nullptr), num_outputs,
+                                layer.crosses + at);
   }
 }
 
 template <typename Real>
-DASGRAD_INLINE void multiply_and_square(const Real* x, int64_t num_examples, int64_t num_inputs, const Real* weight,
-                                        const Real* bias, const Real* quadratic, int64_t num_outputs, Real* outputs,
-                                        Real* squares) {
-  for (int64_t i = 0; i < num_examples; i += kTogether) {
-    const int64_t together = num_examples - i < kTogether ? num_examples - i : kTogether;
-    const Real* rows[kTogether];
-    for (int64_t e = 0; e < kTogether; ++e) rows[e] = x + (i + (e < together ? e : together - 1)) * num_inputs;
-    const int64_t at = i * num_outputs;
-    multiply_few<Real, false>(rows, together, num_inputs, weight, bias, num_outputs, outputs + at);
-    multiply_few<Real, true>(rows, together, num_inputs, quadratic, nullptr, num_outputs, squares + at);
-  }
+DASGRAD_INLINE void invert_metric(const Real* curvature, int64_t size, Real scale, Real eps, Real share, Real* inverse) {
+#pragma omp simd
+  for (int64_t k = 0; k < size; ++k) inverse[k] = share / (scale * std::sqrt(curvature[k]) + eps);
+}
+
+DASGRAD_CLONES void invert32(const float* curvature, int64_t size, float scale, float eps, float share,
+                             float* inverse) {
+  invert_metric(curvature, size, scale, eps, share, inverse);
+}
+
+DASGRAD_CLONES void invert64(const double* curvature, int64_t size, double scale, double eps, double share,
+                             double* inverse) {
+  invert_metric(curvature, size, scale, eps, share, inverse);
 }
 
 DASGRAD_CLONES void dense32(const float* gradients, int64_t num_examples, int64_t size, const Terms<float>& terms,
@@ -327,6 +455,16 @@ DASGRAD_CLONES void dense32(const float* gradients, int64_t num_examples, int64_
 DASGRAD_CLONES void dense64(const double* gradients, int64_t num_examples, int64_t size, const Terms<double>& terms,
                             double* totals) {
   sum_dense(gradients, num_examples, size, terms, totals);
+}
+
+DASGRAD_CLONES void polynomial32(const float* gradients, int64_t num_examples, int64_t size, const float* quadratic,
+                                 const float* cross, double* totals) {
+  sum_polynomial(gradients, num_examples, size, quadratic, cross, totals);
+}
+
+DASGRAD_CLONES void polynomial64(const double* gradients, int64_t num_examples, int64_t size, const double* quadratic,
+                                 const double* cross, double* totals) {
+  sum_polynomial(gradients, num_examples, size, quadratic, cross, totals);
 }
 
 DASGRAD_CLONES void outer32(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
@@ -349,16 +487,16 @@ DASGRAD_CLONES void quadratic64(const double* squares, const double* right, int6
   sum_quadratic(squares, right, num_examples, num_rows, num_columns, quadratic, totals);
 }
 
-DASGRAD_CLONES void linear32(const float* x, int64_t num_examples, int64_t num_inputs, const float* weight,
-                             const float* bias, const float* quadratic, int64_t num_outputs, float* outputs,
-                             float* squares) {
-  multiply_and_square(x, num_examples, num_inputs, weight, bias, quadratic, num_outputs, outputs, squares);
+DASGRAD_CLONES void linear16(const Bfloat16* x, int64_t num_examples, const Layer<float>& layer) {
+  multiply_and_square(x, num_examples, layer);
 }
 
-DASGRAD_CLONES void linear64(const double* x, int64_t num_examples, int64_t num_inputs, const double* weight,
-                             const double* bias, const double* quadratic, int64_t num_outputs, double* outputs,
-                             double* squares) {
-  multiply_and_square(x, num_examples, num_inputs, weight, bias, quadratic, num_outputs, outputs, squares);
+DASGRAD_CLONES void linear32(const float* x, int64_t num_examples, const Layer<float>& layer) {
+  multiply_and_square(x, num_examples, layer);
+}
+
+DASGRAD_CLONES void linear64(const double* x, int64_t num_examples, const Layer<double>& layer) {
+  multiply_and_square(x, num_examples, layer);
 }
 
 DASGRAD_CLONES void sparse32(const int64_t* starts, const int64_t* columns, const float* values, const float* left,
@@ -389,16 +527,49 @@ DASGRAD_CLONES void sparse_quadratic64(const int64_t* starts, const int64_t* col
 
 }  // namespace
 
+DASGRAD_EXPORT void dasgrad_inverse_metric32(const float* curvature, int64_t size, double scale, double eps,
+                                             double share, float* inverse) {
+  invert32(curvature, size, float(scale), float(eps), float(share), inverse);
+}
+
+DASGRAD_EXPORT void dasgrad_inverse_metric64(const double* curvature, int64_t size, double scale, double eps,
+                                             double share, double* inverse) {
+  invert64(curvature, size, scale, eps, share, inverse);
+}
+
+// `matrices`: weight, bias or null, quadratic, cross or null. `results`: outputs, squares, crosses or null.
+DASGRAD_EXPORT void dasgrad_linear_with_squares16(const uint16_t* x, int64_t num_examples, int64_t num_inputs,
+                                                  int64_t num_outputs, const float* const* matrices,
+                                                  float* const* results) {
+  const Layer<float> layer = {matrices[0], matrices[1], matrices[2], matrices[3], num_inputs,
+                              num_outputs, results[0],  results[1],  results[2]};
+  linear16(reinterpret_cast<const Bfloat16*>(x), num_examples, layer);
+}
+
 DASGRAD_EXPORT void dasgrad_linear_with_squares32(const float* x, int64_t num_examples, int64_t num_inputs,
-                                                  const float* weight, const float* bias, const float* quadratic,
-                                                  int64_t num_outputs, float* outputs, float* squares) {
-  linear32(x, num_examples, num_inputs, weight, bias, quadratic, num_outputs, outputs, squares);
+                                                  int64_t num_outputs, const float* const* matrices,
+                                                  float* const* results) {
+  const Layer<float> layer = {matrices[0], matrices[1], matrices[2], matrices[3], num_inputs,
+                              num_outputs, results[0],  results[1],  results[2]};
+  linear32(x, num_examples, layer);
 }
 
 DASGRAD_EXPORT void dasgrad_linear_with_squares64(const double* x, int64_t num_examples, int64_t num_inputs,
-                                                  const double* weight, const double* bias, const double* quadratic,
-                                                  int64_t num_outputs, double* outputs, double* squares) {
-  linear64(x, num_examples, num_inputs, weight, bias, quadratic, num_outputs, outputs, squares);
+                                                  int64_t num_outputs, const double* const* matrices,
+                                                  double* const* results) {
+  const Layer<double> layer = {matrices[0], matrices[1], matrices[2], matrices[3], num_inputs,
+                               num_outputs, results[0],  results[1],  results[2]};
+  linear64(x, num_examples, layer);
+}
+
+DASGRAD_EXPORT void dasgrad_polynomial32(const float* gradients, int64_t num_examples, int64_t size,
+                                         const float* quadratic, const float* cross, double* totals) {
+  polynomial32(gradients, num_examples, size, quadratic, cross, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_polynomial64(const double* gradients, int64_t num_examples, int64_t size,
+                                         const double* quadratic, const double* cross, double* totals) {
+  polynomial64(gradients, num_examples, size, quadratic, cross, totals);
 }
 
 DASGRAD_EXPORT void dasgrad_quadratic32(const float* squares, const float* right, int64_t num_examples,

@@ -50,7 +50,7 @@ class Rule:
 
 
 class DeclinedError(Exception):
-    """Raised by a rewrite, before it has watched anything: the call is not what it is for."""
+    """Raised by a rewrite, before it has watched anything, or a stand-in: the call is not what it is for."""
 
 
 class Watcher(Protocol):
@@ -67,6 +67,7 @@ Rewrite = Callable[..., Any]
 
 _RULES: dict[type[nn.Module], Rule] = {}
 _REWRITES: dict[Any, Rewrite] = {}
+_STAND_INS: dict[Any, Callable[..., Any]] = {}
 _REWRITTEN: set[type[nn.Module]] = set()
 _HARMLESS = {"extra_repr", "reset_parameters", "_reset_parameters", "_load_from_state_dict", "_save_to_state_dict"}
 
@@ -110,6 +111,19 @@ def rewrite(*functions: Any, owners: Sequence[type[nn.Module]]) -> Callable[[F],
     return register
 
 
+def stand_in(function: Any) -> Callable[[F], F]:
+    """Register a faster way to compute what a torch function without parameters computes, for passes of the scorer's.
+
+    It takes the function's arguments, and may raise `DeclinedError`.
+    """
+
+    def register(faster: F) -> F:
+        _STAND_INS[function] = faster
+        return faster
+
+    return register
+
+
 def find_rule(module: nn.Module) -> Rule | None:
     """The rule of a module that computes what a class with one computes; None where it overrides a part of it."""
     kind = _known_kind(module, _RULES)
@@ -124,6 +138,11 @@ def is_rewritten(module: nn.Module) -> bool:
 def find_rewrite(function: Any) -> Rewrite | None:
     """The rewrite of a torch function."""
     return _REWRITES.get(function)
+
+
+def find_stand_in(function: Any) -> Callable[..., Any] | None:
+    """The faster way to compute a torch function."""
+    return _STAND_INS.get(function)
 
 
 def _known_kind(module: nn.Module, known: Any) -> type[nn.Module] | None:
@@ -148,7 +167,9 @@ from dasgrad.scoring.rules import (  # noqa: E402 - they register themselves
     embedding,
     linear,
     normalization,
+    pooling,
     recurrent,
+    response_norm,
 )
 
 __all__ = [
@@ -161,11 +182,15 @@ __all__ = [
     "examples_first",
     "find_rewrite",
     "find_rule",
+    "find_stand_in",
     "flatten_positions",
     "is_rewritten",
     "linear",
     "normalization",
+    "pooling",
     "recurrent",
+    "response_norm",
     "rewrite",
     "rule",
+    "stand_in",
 ]

@@ -1,0 +1,366 @@
+"""Listening without a tape: only to passes that are known, and never wrong about one that is not."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import dasgrad
+from dasgrad.scoring import forms, rules
+from scoring import problems
+
+INPUTS, TARGETS = problems.classification()
+WEIGHTS = torch.tensor((0.5, 1.0, 2.0, 0.25, 1.5, 1.0), dtype=torch.float64)
+
+
+class Changing(nn.Module):
+    """A plain network, until it is told to compute something else with the same modules and parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 2)
+        self.change = Changing.plain
+
+    def forward(self, x):
+        return self.change(self, x)
+
+    def plain(self, x):
+        return self.second(self.first(x).tanh())
+
+    def used_beside_its_layer(self, x):
+        return self.plain(x) + x[:, :1] * self.second.weight.sum()
+
+    def used_before_its_layer(self, x):
+        return self.second((self.first(x) * self.second.weight.mean()).tanh())
+
+    def called_twice(self, x):
+        return self.second(self.first(self.first(x).tanh()).tanh())
+
+    def by_functions_alone(self, x):
+        hidden = functional.linear(x, self.first.weight, self.first.bias).tanh()
+        return functional.linear(hidden, self.second.weight, self.second.bias)
+
+    def one_by_a_function(self, x):
+        hidden = functional.linear(x, self.first.weight, self.first.bias).tanh()
+        return self.second(hidden)
+
+    def also_called_without_gradients(self, x):
+        with torch.no_grad():
+            self.first(2 * x)
+        return self.plain(x)
+
+    def first_without_gradients(self, x):
+        with torch.no_grad():
+            hidden = self.first(x).tanh()
+        return self.second(hidden)
+
+    def checkpointed(self, x):
+        return self.second(checkpoint(lambda v: self.first(v).tanh(), x, use_reentrant=False))
+
+    def checkpointed_with_reentrance(self, x):
+        x = x.clone().requires_grad_()
+        return self.second(checkpoint(lambda v: self.first(v).tanh(), x, use_reentrant=True))
+
+    def called_with_fewer_examples(self, x):
+        last = functional.linear(x[-1:], self.first.weight, self.first.bias)
+        return self.second(torch.cat([self.first(x[:-1]), last]).tanh())
+
+
+def make(model, **options):
+    options = {"score": "gradient", **options}
+    return dasgrad.ExampleScorer(model, problems.cross_entropy, dasgrad.DASGrad(model.parameters()), **options)
+
+
+def batch():
+    return dasgrad.WeightedBatch((INPUTS, TARGETS), torch.arange(6), WEIGHTS)
+
+
+def step(model, listened):
+    return listened.weighted_mean(problems.cross_entropy(model(listened.inputs), listened.targets))
+
+
+def hear(scorer, model, backward=torch.Tensor.backward):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the slower path is announced
+        with scorer.listen(batch()) as heard:
+            backward(step(model, batch()))
+    return heard.scores
+
+
+def expected(model):
+    return problems.norms(problems.pair_gradients(model, INPUTS, TARGETS))
+
+
+def learn(scorer, model):
+    """Listen to a pass, so that the next one of its kind is known."""
+    torch.testing.assert_close(hear(scorer, model), expected(model), rtol=1e-9, atol=0)
+    assert [plan is not None for plan in scorer._ear._plans.values()] == [True]
+
+
+def without_tape(scorer, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a tape was asked for")
+
+    monkeypatch.setattr(scorer._engine, "tape", refuse)
+
+
+def is_known(scorer):
+    return all(plan is not None for plan in scorer._ear._plans.values())
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs"),
+    [
+        (problems.network, INPUTS),
+        (lambda: nn.Sequential(nn.Linear(3, 2, bias=False)), INPUTS),
+        (lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU(inplace=True), nn.Linear(4, 2)), INPUTS),
+        (
+            lambda: nn.Sequential(nn.Conv1d(1, 4, 2), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(8, 2)),
+            INPUTS.unsqueeze(1),
+        ),
+        (lambda: nn.Sequential(nn.Unflatten(1, (3, 1)), nn.Linear(1, 2), nn.Flatten(), nn.Linear(6, 2)), INPUTS),
+        (lambda: nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(9, 2)), INPUTS.abs().long() % 5),
+    ],
+)
+@pytest.mark.parametrize("weighting", ["gradient", "update"])
+def test_a_known_pass_is_heard_without_a_tape(build, inputs, weighting, monkeypatch):
+    model = problems.seeded(build)
+    optimizer = dasgrad.DASGrad(model.parameters(), weighting=weighting, lr=0.05)
+    scorer = dasgrad.ExampleScorer(model, problems.cross_entropy, optimizer, preconditioner="frozen")
+    drawn = dasgrad.WeightedBatch((inputs, TARGETS), torch.arange(6), WEIGHTS)
+    for number in range(3):
+        wanted = dasgrad.ExampleScorer(model, problems.cross_entropy, optimizer, preconditioner="frozen")(*drawn.data)
+        with scorer.listen(drawn) as heard:
+            optimizer.zero_grad()
+            drawn.backward(problems.cross_entropy(model(drawn.inputs), drawn.targets), optimizer)
+        torch.testing.assert_close(heard.scores, wanted, rtol=1e-9, atol=1e-12)
+        optimizer.step()
+        if number == 0:
+            without_tape(scorer, monkeypatch)
+    assert all(not module._forward_hooks for module in model.modules())
+    assert all(not param._backward_hooks for param in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Changing.used_beside_its_layer,
+        Changing.used_before_its_layer,
+        Changing.called_twice,
+        Changing.by_functions_alone,
+        Changing.one_by_a_function,
+        Changing.also_called_without_gradients,
+        Changing.first_without_gradients,
+        Changing.called_with_fewer_examples,
+        Changing.checkpointed,
+        Changing.checkpointed_with_reentrance,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_another_pass_through_the_same_modules_is_noticed(change):
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    model.change = change
+    for _ in range(2):  # scored anew, then by a tape
+        torch.testing.assert_close(hear(scorer, model), expected(model), rtol=1e-9, atol=1e-12)
+        assert not is_known(scorer)
+
+
+def test_a_second_backward_pass_is_looked_at_too():
+    """A graph of its own, through none of the layers."""
+
+    def backward(loss):
+        loss.backward()
+        model.second.weight.sum().backward()
+
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    torch.testing.assert_close(hear(scorer, model, backward), expected(model), rtol=1e-9, atol=0)
+    assert not is_known(scorer)
+
+
+def test_a_block_without_a_backward_pass_is_scored_all_the_same():
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    torch.testing.assert_close(hear(scorer, model, lambda loss: None), expected(model), rtol=1e-9, atol=0)
+
+
+def test_a_layer_that_computes_something_else_is_noticed(monkeypatch):
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    plain = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: 2 * plain(self, x))
+    hear(scorer, model)
+    assert not is_known(scorer)
+
+
+def test_a_hook_that_changes_the_input_by_the_weight_is_noticed():
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    model.second.register_forward_pre_hook(lambda module, args: (args[0] * module.weight.sum(),))
+    torch.testing.assert_close(hear(scorer, model), expected(model), rtol=1e-9, atol=0)
+    assert not is_known(scorer)
+
+
+def test_hooks_that_change_input_or_output_alone_are_heard(monkeypatch):
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    model.second.register_forward_pre_hook(lambda module, args: (args[0].clone() * 2,))
+    model.first.register_forward_hook(lambda module, args, output: output.sin())
+    wanted = expected(model)
+    without_tape(scorer, monkeypatch)
+    torch.testing.assert_close(hear(scorer, model), wanted, rtol=1e-9, atol=0)
+    assert is_known(scorer)
+
+
+def test_a_layer_without_the_examples_is_noticed(monkeypatch):
+    def forward(self, x):
+        half = len(x) // 2
+        return torch.cat([self.layer(x[:half]), 0 * x[half:]]) if self.halved else self.layer(x)
+
+    monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
+
+    @rules.rule(Copying, misfit=lambda *args, **kwargs: None)
+    def scale(module, x, *, grad):
+        return {"factors": forms.Dense(lambda rows: grad[rows] * x[rows])}
+
+    monkeypatch.setattr(nn.ModuleDict, "forward", forward, raising=False)
+    model = problems.seeded(lambda: nn.ModuleDict({"layer": Copying()}))
+    model.halved, model.layer = False, model["layer"]
+    scorer = make(model)
+    learn(scorer, model)
+    model.halved = True
+    torch.testing.assert_close(hear(scorer, model), expected(model), rtol=1e-9, atol=0)
+
+
+class Copying(nn.Module):
+    """A layer that keeps a copy of its input for the backward pass, so that nobody minds the input overwritten."""
+
+    def __init__(self):
+        super().__init__()
+        self.factors = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x.clone() * self.factors
+
+
+def test_an_input_overwritten_after_the_call_is_noticed(monkeypatch):
+    def forward(self, x):
+        x = x.clone()
+        scaled = self.scale(x)
+        if self.overwriting:
+            x.zero_()
+        return self.head(scaled)
+
+    monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
+
+    @rules.rule(Copying)
+    def scale(module, x, *, grad):
+        return {"factors": forms.Dense(lambda rows: grad[rows] * x[rows])}
+
+    monkeypatch.setattr(nn.ModuleDict, "forward", forward, raising=False)
+    model = problems.seeded(lambda: nn.ModuleDict({"scale": Copying(), "head": nn.Linear(3, 2)}))
+    model.overwriting = False
+    model.scale, model.head = model["scale"], model["head"]
+    scorer = make(model)
+    learn(scorer, model)
+    model.overwriting = True
+    torch.testing.assert_close(hear(scorer, model), expected(model), rtol=1e-9, atol=0)
+    assert not is_known(scorer)
+
+
+def freeze(model, optimizer):
+    model.first.weight.requires_grad_(False)
+
+
+def replace_parameter(model, optimizer):
+    model.second.weight = nn.Parameter(model.second.weight.detach() * 2)
+    optimizer.add_param_group({"params": [model.second.weight]})
+
+
+def replace_module(model, optimizer):
+    model.first = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double()
+    optimizer.add_param_group({"params": list(model.first.parameters())})
+
+
+def step_less(model, optimizer):
+    optimizer.param_groups[0]["params"].pop()
+
+
+def own_forward(model, optimizer):
+    model.first.forward = lambda x: nn.Linear.forward(model.first, 3 * x)
+
+
+@pytest.mark.parametrize("change", [freeze, replace_parameter, replace_module, step_less, own_forward])
+def test_a_changed_model_is_another_kind(change):
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    change(model, scorer.optimizer)
+    fresh = dasgrad.ExampleScorer(model, problems.cross_entropy, scorer.optimizer, score="gradient")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = fresh(INPUTS, TARGETS)
+    torch.testing.assert_close(hear(scorer, model), wanted, rtol=1e-9, atol=0)
+
+
+def test_batch_statistics_are_another_kind():
+    """In training mode the layer has no rule; it is scored in eval mode, by the slower path."""
+    model = problems.seeded(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))).eval()
+    scorer = make(model)
+    learn(scorer, model)
+    model.train()
+    hear(scorer, model)
+    assert list(scorer._ear._plans.values())[1:] == [None]
+
+
+def test_autocast_is_noticed():
+    model = problems.seeded(Changing).float()
+    scorer = make(model)
+    data = (INPUTS.float(), TARGETS)
+    drawn = dasgrad.WeightedBatch(data, torch.arange(6), WEIGHTS)
+    for cast in (False, True):
+        with scorer.listen(drawn) as heard, torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            step(model, drawn).backward()
+        assert is_known(scorer) is not cast
+    torch.testing.assert_close(heard.scores, scorer(*data), rtol=1e-5, atol=0)
+
+
+def test_a_hook_that_changes_a_gradient_keeps_the_tape():
+    model = problems.seeded(Changing)
+    model.first.weight.register_hook(lambda gradient: gradient * 2)
+    scorer = make(model)
+    hear(scorer, model)
+    assert not is_known(scorer)
+
+
+def test_shared_parameters_keep_the_tape():
+    model = problems.seeded(lambda: nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 2)))
+    model[2].weight = model[0].weight
+    scorer = make(model)
+    for _ in range(2):
+        torch.testing.assert_close(hear(scorer, model), expected(model), rtol=1e-9, atol=0)
+        assert not is_known(scorer)
+
+
+def test_a_graph_used_after_the_block_is_left_alone():
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    with scorer.listen(batch()) as heard:
+        loss = step(model, batch())
+        loss.backward(retain_graph=True)
+    first = heard.scores.clone()
+    loss.backward()
+    assert torch.equal(heard.scores, first)
+    assert is_known(scorer)
