@@ -4,13 +4,14 @@ from dasgrad import moments, projections, targets
 from dasgrad.optim import Beta1Decay, DASGrad, InverseSqrtLR
 from dasgrad.sampling import AdaptiveSampler, SegmentTree, SparseRows, WithDraws
 from dasgrad.scoring import ExampleScorer
-from dasgrad.training import AdaptiveLoader, WeightedBatch, load_checkpoint, save_checkpoint
+from dasgrad.training import AdaptiveLoader, AutoRefresh, WeightedBatch, load_checkpoint, save_checkpoint
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AdaptiveLoader",
     "AdaptiveSampler",
+    "AutoRefresh",
     "Beta1Decay",
     "DASGrad",
     "ExampleScorer",

@@ -189,6 +189,13 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         """W = π/p, ``[n]`` float64; 0 where πᵢ = 0, which is never drawn."""
         return torch.where(self.target > 0, self.target / self.probabilities, 0.0)
 
+    def weights_of(self, indices: Tensor) -> Tensor:
+        """Weights ``[k]`` of some examples, in time that goes with their number."""
+        if not self._has_mass:
+            return torch.ones(len(indices), dtype=torch.float64, device=self.device)
+        shares = None if self._target_tree is None else self._target_tree.masses_of(indices)
+        return self._weigh(self._tree.masses_of(indices), self._tree.total, shares)
+
     def refresh(self, scores: Tensor | Sequence[float]) -> None:
         """Take new scores for all n examples."""
         checked = self._check_scores(scores, self.num_examples, "refresh")
@@ -197,6 +204,13 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             self._tree.rebuild(masses)
             self._forget_lookups()
             self._refreshed = True
+
+    def forget(self) -> None:
+        """Forget all scores: draws follow the target, with weights 1, until the next `refresh`."""
+        with LOCK:
+            self._tree.rebuild(torch.zeros_like(self.target))
+            self._forget_lookups()
+            self._refreshed = False
 
     def update(self, indices: Tensor | Sequence[int], scores: Tensor | Sequence[float]) -> None:
         """Take new scores for some examples; of an index given twice, the last score counts.
@@ -274,13 +288,13 @@ class AdaptiveSampler(Sampler[list[Draw]]):
                 self._mixture = self._mix()
             return self._mixture.draw(u)
         if not self._has_mass:
-            return self._find_in_target(u), torch.ones_like(u)
+            return self.from_target(u), torch.ones_like(u)
         total = self._tree.total
         above = ((u - self.floor) / (1 - self.floor)).clamp_(0.0, 1.0)
         indices = self._tree.find(above * total)
         if self.floor > 0:
             below = (u / self.floor).clamp_(max=1.0)
-            indices = torch.where(u < self.floor, self._find_in_target(below), indices)
+            indices = torch.where(u < self.floor, self.from_target(below), indices)
         shares = None if self._target_tree is None else self._target_tree.masses_of(indices)
         return indices, self._weigh(self._tree.masses_of(indices), total, shares)
 
@@ -301,7 +315,8 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         weights = self._weigh(self._tree.masses, self._tree.total, shares)
         return cumulative_sums.Mixture(target_ends, self._tree.ends, self.floor, weights)
 
-    def _find_in_target(self, u: Tensor) -> Tensor:
+    def from_target(self, u: Tensor) -> Tensor:
+        """The examples that uniforms u in [0, 1] pick from the target, whatever the scores."""
         if self._target_tree is None:
             return (u * self.num_examples).long().clamp_(max=self.num_examples - 1)
         return self._target_tree.find(u * self._target_tree.total)

@@ -247,6 +247,49 @@ class ExampleScorer:
             data = nested.map_leaves(function.cast, data)
             return explain(self._engine, function, params, self._measures(params), data)
 
+    @property
+    def has_losses(self) -> bool:
+        """Whether it was given a loss, as every score needs that is not a function of one's own."""
+        return self._losses is not None
+
+    def noise_scale(self, data: Any) -> float:
+        """N = tr Σ/‖μ‖² of the gradient, from the mean gradients of the two halves of a few hundred examples or more.
+
+        With ga and gb those of m examples each, ⟨ga, gb⟩ is an unbiased estimate of ‖μ‖² and m‖ga − gb‖²/2 one of tr Σ.
+        Batches up to about N are held up by noise. Infinite where the mean cannot be told from 0.
+        """
+        if self._losses is None:
+            raise ValueError("`ExampleScorer.noise_scale` needs `loss_fn` or `losses`, got a score of your own.")
+        size = nested.count_examples(data) // 2
+        if size < 1:
+            raise ValueError("`ExampleScorer.noise_scale(data=...)` must hold at least 2 examples.")
+        function = LossFunction(self.model, self._losses, self._dtype)
+        with untouched(self._announced_model()):
+            data = nested.map_leaves(function.cast, data)
+            halves = []
+            for start in (0, size):
+                tensors = function.tensors()
+                params = [tensors[name].requires_grad_() for name in self._scored_parameters()]
+                rows = torch.arange(start, start + size, device=device_of(self.model))
+                losses = function.call(tensors, nested.take_rows(data, rows))
+                halves.append(torch.autograd.grad(losses.mean(), params, allow_unused=True, materialize_grads=True))
+        pairs = [(a.double(), b.double()) for a, b in zip(*halves, strict=True)]
+        mean = sum(float((a * b).sum()) for a, b in pairs)
+        total = size / 2 * sum(float((a - b).square().sum()) for a, b in pairs)
+        return total / mean if mean > 0 else float("inf")
+
+    def with_score(self, score: ScoreName) -> "ExampleScorer":
+        """The same model, loss and optimizer with another score."""
+        return ExampleScorer(
+            self.model,
+            optimizer=self.optimizer,
+            losses=self._losses,
+            score=score,
+            preconditioner=self.preconditioner,
+            momentum=self._momentum,
+            dtype=self._dtype,
+        )
+
     def _announced_model(self) -> nn.Module:
         names = [] if self._warned_batch_norm else training_batch_norms(self.model)
         if names:

@@ -1,7 +1,18 @@
 """The join of optimizer, sampler and scorer for a training loop."""
 
+from dasgrad.training.auto import AutoRefresh, Costs
 from dasgrad.training.batch import WeightedBatch
 from dasgrad.training.checkpoint import load_checkpoint, save_checkpoint
+from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.loader import AdaptiveLoader, Refresh
 
-__all__ = ["AdaptiveLoader", "Refresh", "WeightedBatch", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "AdaptiveLoader",
+    "AutoRefresh",
+    "Costs",
+    "Diagnosis",
+    "Refresh",
+    "WeightedBatch",
+    "load_checkpoint",
+    "save_checkpoint",
+]

@@ -15,8 +15,11 @@ from dasgrad import nested
 from dasgrad.progress import Progress
 from dasgrad.sampling import AdaptiveSampler
 from dasgrad.scoring import ExampleScorer
+from dasgrad.scoring.isolation import device_of
 from dasgrad.training import generators
+from dasgrad.training.auto import AutoRefresh, examine
 from dasgrad.training.batch import WeightedBatch
+from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.fetching import Rows, SeededBatch, SeededFetches, collate
 from dasgrad.training.refresh import RefreshSchedule, fill_nonfinite
 
@@ -55,7 +58,9 @@ class AdaptiveLoader:
         seed: of the draws, 0 if left out; a given ``sampler`` has its own.
         refresh: J, a positive number of completed optimizer steps: all examples are rescored before the draw
             of every J-th step. Steps are counted over passes by a hook on the optimizer, so skipped
-            mixed-precision steps and accumulated batches do not count. None is once a pass.
+            mixed-precision steps and accumulated batches do not count. ``"auto"``, or an `AutoRefresh` with
+            options of its own, rescores when that pays on the clock and draws uniformly where it does not;
+            `diagnosis` says which. None is once a pass.
         optimizer: whose steps are counted; by default the scorer's.
         scoring_dataset: the same examples in the same order, without augmentation, for scoring.
         scoring_chunk_size: examples scored at once.
@@ -80,7 +85,7 @@ class AdaptiveLoader:
         scorer: ExampleScorer | None = None,
         sampler: AdaptiveSampler | None = None,
         seed: int | None = None,
-        refresh: int | None = None,
+        refresh: int | Literal["auto"] | AutoRefresh | None = None,
         optimizer: Optimizer | None = None,
         scoring_dataset: Any = None,
         scoring_chunk_size: int = 1024,
@@ -150,7 +155,9 @@ class AdaptiveLoader:
         self.sampler = sampler
         self.scorer = scorer
         self.device = None if device is None else torch.device(device)
-        self._schedule = RefreshSchedule(len(sampler) if refresh is None else refresh)
+        self.scoring_chunk_size = scoring_chunk_size
+        self._scoring_device = torch.device("cpu") if scorer is None else device_of(scorer.model)
+        self._schedule = _schedule_of(len(sampler) if refresh is None else refresh)
         if optimizer is not None:
             self._schedule.count_steps_of(optimizer)
         self._score_options: dict[str, Any] = {
@@ -199,6 +206,16 @@ class AdaptiveLoader:
         """Optimizer steps counted since the start."""
         return self._schedule.num_steps
 
+    @property
+    def step_seconds(self) -> float | None:
+        """A training step from its batch to the end of the optimizer's step, lately; None before the first."""
+        return self._schedule.stopwatch.seconds()
+
+    @property
+    def refresh_interval(self) -> int | None:
+        """J, or None where the clock decides."""
+        return self._schedule.interval if isinstance(self._schedule, RefreshSchedule) else None
+
     def __len__(self) -> int:
         return len(self.sampler)
 
@@ -231,7 +248,11 @@ class AdaptiveLoader:
         if self._pin_draws:
             indices, weights = indices.pin_memory(), weights.pin_memory()
         batch = WeightedBatch(data, indices, weights)
-        return batch if self.device is None else batch.to(self.device, non_blocking=True)
+        if self.device is not None:
+            batch = batch.to(self.device, non_blocking=True)
+        if self.scorer is not None:
+            self._schedule.stopwatch.start(self._scoring_device)
+        return batch
 
     def _direct_data(self) -> Iterator[Any]:
         for indices, _ in self._draws():
@@ -254,8 +275,8 @@ class AdaptiveLoader:
             if self._replay:
                 draw = self._replay.popleft()
             else:
-                if self.scorer is not None and self._schedule.is_due():
-                    self.refresh()
+                if self.scorer is not None:
+                    self._schedule.before_draw(self)
                 draw = self.sampler.draw()
             self._in_flight.append(draw)
             self._num_batches += 1
@@ -272,14 +293,46 @@ class AdaptiveLoader:
         """
         if self.scorer is None:
             raise ValueError("`AdaptiveLoader.refresh` needs `scorer`, got None.")
-        _wait_for(self.scorer.model)  # steps still under way are not scoring's
+        self.rescore(self.scorer)
+
+    def rescore(self, scorer: ExampleScorer) -> float:
+        """The same by a scorer that need not be the loader's own; returns the seconds it took."""
+        _wait_for(scorer.model)  # steps still under way are not scoring's
         started = time.perf_counter()
-        scores = self.scorer.score_dataset(**self._score_options)
+        scores = scorer.score_dataset(**self._score_options)
         scores = fill_nonfinite(scores, self.sampler, self._nonfinite)
         self.sampler.refresh(scores)
         seconds = time.perf_counter() - started
         for callback in self._callbacks:
             callback(Refresh(self._schedule.num_steps + 1, scores, seconds))
+        return seconds
+
+    def diagnosis(self) -> Diagnosis:
+        """Whether adaptive draws pay here: cost, gain, noise, what was decided and what it promises.
+
+        ``print(loader.diagnosis())`` says it in words. With ``refresh="auto"`` it is what was found at the last look,
+        which were the grounds of the decision now in force; otherwise a few hundred examples are looked at now, which
+        changes nothing.
+
+        Raises:
+            ValueError: without a scorer.
+        """
+        if self.scorer is None:
+            raise ValueError("`AdaptiveLoader.diagnosis` needs `scorer`, got None.")
+        if isinstance(self._schedule, AutoRefresh):
+            return self._schedule.last
+        return examine(self)
+
+    def examples_for_scoring(self, indices: Tensor) -> Any:
+        """Some examples of the scoring data set, collated, on the model's device."""
+        assert self.scorer is not None
+        columns = nested.columns_of(self._score_options["dataset"])
+        if columns is None:
+            dataset, collate_fn = self._score_options["dataset"], self._score_options["collate_fn"] or default_collate
+            data = collate_fn([dataset[i] for i in indices.tolist()])
+        else:
+            data = nested.take_rows(columns, indices.to(nested.leaves(columns)[0].device))
+        return nested.move(data, device_of(self.scorer.model))
 
     def on_refresh(self, callback: Callable[[Refresh], None]) -> Callable[[], None]:
         """Call ``callback`` after every refresh; returns a function that stops it."""
@@ -331,12 +384,18 @@ class AdaptiveLoader:
 
     def __repr__(self) -> str:
         path = "direct" if self._torch_loader is None else f"fetched, {self._torch_loader.num_workers} workers"
-        return f"AdaptiveLoader({self.sampler!r}, refresh={self._schedule.interval}, {path})"
+        return f"AdaptiveLoader({self.sampler!r}, refresh={self._schedule!r}, {path})"
+
+
+def _schedule_of(refresh: int | Literal["auto"] | AutoRefresh) -> RefreshSchedule | AutoRefresh:
+    if isinstance(refresh, AutoRefresh):
+        return refresh
+    return AutoRefresh() if refresh == "auto" else RefreshSchedule(refresh)
 
 
 def _wait_for(model: nn.Module) -> None:
-    device = next((param.device for param in model.parameters()), None)
-    if device is not None and device.type == "cuda":
+    device = device_of(model)
+    if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 

@@ -1,19 +1,50 @@
 """When to rescore, and what to do with scores that are not numbers."""
 
+import time
 import warnings
 import weakref
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from dasgrad.sampling import AdaptiveSampler
+from dasgrad.training.stopwatch import Clock, Stopwatch
+
+if TYPE_CHECKING:
+    from dasgrad.training.loader import AdaptiveLoader
 
 
-class RefreshSchedule:
-    """Says before each draw whether step t (completed steps + 1) has reached the next multiple of J.
+class StepCounter:
+    """Counts the completed steps of an optimizer, and how long they take.
+
+    Args:
+        clock: seconds since some time.
+    """
+
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self.num_steps = 0
+        self.stopwatch = Stopwatch(clock)
+
+    def count_steps_of(self, optimizer: Optimizer) -> None:
+        """Count by a hook that does not keep this object alive."""
+        myself = weakref.ref(self)
+
+        def count(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            counter = myself()
+            if counter is None:
+                handle.remove()
+            else:
+                counter.num_steps += 1
+                counter.stopwatch.stop()
+
+        handle = optimizer.register_step_post_hook(count)
+
+
+class RefreshSchedule(StepCounter):
+    """Rescores before the draw of each step t (completed steps + 1) that reaches the next multiple of J.
 
     Args:
         interval: J ≥ 1.
@@ -21,23 +52,18 @@ class RefreshSchedule:
 
     def __init__(self, interval: int) -> None:
         if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
-            raise ValueError(f"`AdaptiveLoader(refresh=...)` must be a positive integer, got {interval!r}.")
+            raise ValueError(f"`AdaptiveLoader(refresh=...)` must be a positive integer or 'auto', got {interval!r}.")
+        super().__init__()
         self.interval = interval
-        self.num_steps = 0
         self._num_refreshes_due = 0
 
-    def count_steps_of(self, optimizer: Optimizer) -> None:
-        """Count completed steps of ``optimizer`` by a hook that does not keep this object alive."""
-        myself = weakref.ref(self)
+    def before_draw(self, loader: "AdaptiveLoader") -> None:
+        """Rescore where it is due."""
+        if self.is_due():
+            loader.refresh()
 
-        def count(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            schedule = myself()
-            if schedule is None:
-                handle.remove()
-            else:
-                schedule.num_steps += 1
-
-        handle = optimizer.register_step_post_hook(count)
+    def __repr__(self) -> str:
+        return str(self.interval)
 
     def is_due(self) -> bool:
         """Whether to refresh before this draw; True once for each multiple of J."""
@@ -55,15 +81,15 @@ class RefreshSchedule:
             "num_refreshes_due": self._num_refreshes_due,
         }
 
-    def check(self, state_dict: Mapping[str, int]) -> None:
+    def check(self, state_dict: Mapping[str, Any]) -> None:
         """Refuse a state of another interval."""
-        if state_dict["interval"] != self.interval:
+        if state_dict.get("interval") != self.interval:
             raise ValueError(
-                f"`AdaptiveLoader.load_state_dict` needs a loader with refresh={state_dict['interval']}, "
+                f"`AdaptiveLoader.load_state_dict` needs a loader with refresh={state_dict.get('interval', 'auto')!r}, "
                 f"got {self.interval}."
             )
 
-    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         self.check(state_dict)
         self.num_steps = state_dict["num_steps"]

@@ -1,0 +1,385 @@
+"""`AutoRefresh`: rescoring when it pays on the clock, and uniform draws where it does not.
+
+At steps that grow by a constant factor a small random set of examples is looked at: their exact scores, what the scores
+in use and fresh ones leave of the gradient's noise, and how large that noise is. With the measured cost of a step and
+of scoring, `dasgrad.training.forecast` says what each choice would take to the same loss: score all examples anew, by
+the exact score or a cheaper one; keep the scores at hand; or draw uniformly. Scores age with the logarithm of time (a
+model changes as much between steps 1,000 and 2,000 as between 100 and 200), which is why looks are spaced so.
+"""
+
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dasgrad.scoring import ExampleScorer
+from dasgrad.training import generators
+from dasgrad.training.diagnosis import Decision, Diagnosis
+from dasgrad.training.forecast import Noise, second_moment_left, weights_of
+from dasgrad.training.refresh import StepCounter
+from dasgrad.training.stopwatch import Clock
+
+if TYPE_CHECKING:
+    from dasgrad.training.loader import AdaptiveLoader
+
+STATE_VERSION = 1
+CHEAPER = ("last_layer", "loss")
+"""Scores that are tried where the exact one costs much."""
+WORTH = 0.95
+"""Adaptive draws must promise to take at most this share of the time of uniform ones."""
+_LARGEST_TRIAL = 4096
+_TRIAL_STEPS = 4
+"""How the cost of scoring is tried out: on so many examples at most, for no longer than a few steps."""
+_UNKNOWN_AGING = 0.15
+"""The share of what fresh scores win that is lost from one look to the next, until it was measured."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds, given instead of measured: decisions then depend on the random seed alone, and can be repeated."""
+
+    step: float
+    """A training step."""
+    example: float
+    """Scoring one example."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not (isinstance(value, (int, float)) and value > 0):
+                raise ValueError(f"`Costs({name}=...)` must be a positive number of seconds, got {value!r}.")
+
+
+@dataclass(frozen=True)
+class _Option:
+    """One choice, with what it would leave and take until the next look."""
+
+    decision: Decision
+    factor: float
+    noise_left: float
+    scorer: ExampleScorer | None = None
+
+
+class AutoRefresh(StepCounter):
+    """When to rescore, how, and whether to sample adaptively at all; ``refresh="auto"`` is one of these.
+
+    Args:
+        num_audited: examples looked at each time.
+        first: the step of the first look.
+        growth: looks are at steps that grow by this factor.
+        most_auditing: the share of the training time that looks may take where nothing is to be won, up to ten times
+            that where much is; they are put off where they would take more.
+        costs: in seconds; None measures them.
+        clock: seconds since some time, for steps on a CPU and for scoring.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_audited: int = 256,
+        first: int = 16,
+        growth: float = 1.5,
+        most_auditing: float = 0.02,
+        costs: Costs | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        for name, value in (("num_audited", num_audited), ("first", first)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 2:
+                raise ValueError(f"`AutoRefresh({name}=...)` must be an integer of at least 2, got {value!r}.")
+        if not 1 < growth < float("inf"):
+            raise ValueError(f"`AutoRefresh(growth=...)` must be above 1, got {growth!r}.")
+        if not 0 < most_auditing < 1:
+            raise ValueError(f"`AutoRefresh(most_auditing=...)` must be in (0, 1), got {most_auditing!r}.")
+        super().__init__(clock)
+        self._num_audited = num_audited
+        self._growth = growth
+        self._most_auditing = most_auditing
+        self._costs = costs
+        self._clock = clock
+        self._tiers: dict[str, ExampleScorer | None] = {}
+        self._next_look = first
+        self._refreshed_at: int | None = None
+        self._fresh_left = 1.0  # by the scores in use when they were fresh
+        self._aging = _UNKNOWN_AGING
+        self._scoring_seconds: dict[str, float] = {}  # of all examples, by the score's name
+        self._audit_seconds = 0.0
+        self._looked = False
+        self._failure = ""
+        self.last = Diagnosis(step=1, decision="wait")
+
+    # --- decisions ------------------------------------------------------------------------------------
+
+    def before_draw(self, loader: "AdaptiveLoader") -> None:
+        """Look and decide, where it is time to."""
+        if self._failure or self.num_steps + 1 < self._next_look:
+            return
+        step_seconds = self._step_seconds()
+        if step_seconds is None:  # no batch has come back yet
+            return
+        try:
+            self._look(loader, step_seconds)
+        except torch.OutOfMemoryError as error:
+            self._failure = "scoring ran out of memory"
+            warnings.warn(
+                f"AutoRefresh: scoring ran out of memory, and training goes on with the last probabilities. {error}",
+                stacklevel=4,
+            )
+            self.last = replace(self.last, step=self.num_steps + 1, decision=self._standing(), reason=self._failure)
+
+    def _standing(self) -> Decision:
+        return "off" if self._refreshed_at is None else "keep"
+
+    def _step_seconds(self) -> float | None:
+        if self._costs is not None:
+            return self._costs.step
+        return self.stopwatch.seconds()
+
+    def _look(self, loader: "AdaptiveLoader", step_seconds: float) -> None:
+        started = self._clock()
+        step = self.num_steps + 1
+        found = self.audit(loader, step)
+        interval = max(1, int(step * (self._growth - 1)))
+        options = self._options(loader, found, step_seconds, interval)
+        best = min(options, key=lambda option: option.factor)
+        keep = next((option for option in options if option.decision == "keep"), None)
+        if keep is not None and best.decision == "refresh" and keep.factor < best.factor + 0.02:
+            best = keep
+        if best.decision != "off" and best.factor > WORTH:
+            best = next(option for option in options if option.decision == "off")
+        if self._looked and self._costs is None:  # the first look also tries out what scoring costs
+            self._audit_seconds = max(0.0, self._clock() - started)
+        self._looked = True
+        self._carry_out(loader, best, found, step)
+        # Looks may take a small share of the time until the next one: more of it the more there is to win.
+        promise = 1 - found.noise.steps_factor(min(1.0, found.fresh))
+        allowed = self._most_auditing * max(1.0, 10 * promise)
+        self._next_look = step + max(interval, int(self._audit_seconds / (allowed * step_seconds)))
+
+    def audit(self, loader: "AdaptiveLoader", step: int) -> "_Found":
+        """Measure scores, noise and costs on a few examples; changes nothing but the record of costs."""
+        scorer, sampler = loader.scorer, loader.sampler
+        assert scorer is not None
+        indices = self._choose(loader, step, self._num_audited)
+        data = loader.examples_for_scoring(indices)
+        if self._costs is None and str(scorer.score) not in self._scoring_seconds:
+            self._time_scoring(loader, scorer, step)
+        scores = scorer(data)
+        started = self._now(scorer)
+        noise = Noise(scorer.noise_scale(data) if scorer.has_losses else float("inf"), loader.batch_size)
+        example_seconds = max(0.0, self._now(scorer) - started) / len(indices)
+        if self._costs is not None:
+            example_seconds = self._costs.example
+        scores = scores.to(sampler.device)
+        now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
+        fresh = noise.of_second_moment(second_moment_left(scores, weights_of(scores, sampler.floor)))
+        if self._refreshed_at is not None and self._fresh_left < 1:
+            lost = (now - self._fresh_left) / (1 - self._fresh_left)
+            self._aging = min(1.0, max(0.0, lost))
+        return _Found(data, scores, noise, now, fresh, example_seconds)
+
+    def _options(self, loader: "AdaptiveLoader", found: "_Found", step_seconds: float, interval: int) -> list[_Option]:
+        scorer = loader.scorer
+        assert scorer is not None
+        options = [_Option("off", 1.0, 1.0)]
+        if self._refreshed_at is not None:
+            left = _aged(found.now, self._aging)
+            options.append(_Option("keep", found.noise.steps_factor(left), left))
+        training = interval * step_seconds
+
+        def refreshing(scorer: ExampleScorer, fresh: float) -> _Option:
+            left = _aged(fresh, self._aging)
+            cost = 1 + self.seconds_of(str(scorer.score), loader) / training
+            return _Option("refresh", cost * found.noise.steps_factor(left), left, scorer)
+
+        options.append(refreshing(scorer, found.fresh))
+        dear = self.seconds_of(str(scorer.score), loader) > 0.05 * training
+        if dear and scorer.score in ("dasgrad", "gradient") and self._costs is None:
+            for name in CHEAPER:
+                cheaper = self._tier(scorer, name)
+                fresh = self._tier_left(loader, cheaper, name, found)
+                if cheaper is not None and fresh is not None:
+                    options.append(refreshing(cheaper, fresh))
+        return options
+
+    def _tier(self, scorer: ExampleScorer, name: str) -> ExampleScorer | None:
+        if name not in self._tiers:
+            self._tiers[name] = scorer.with_score(name)  # type: ignore[arg-type]
+        return self._tiers[name]
+
+    def _tier_left(
+        self, loader: "AdaptiveLoader", scorer: ExampleScorer | None, name: str, found: "_Found"
+    ) -> float | None:
+        """The noise that draws by a cheaper score would leave; None where the model has no such score."""
+        if scorer is None:
+            return None
+        try:
+            if name not in self._scoring_seconds:
+                self._time_scoring(loader, scorer, self.num_steps + 1)
+            cheap = scorer(found.data).to(found.scores)
+        except ValueError:
+            self._tiers[name] = None
+            return None
+        if bool((cheap < 0).any()) or not bool(torch.isfinite(cheap).all()):
+            self._tiers[name] = None
+            return None
+        weights = weights_of(cheap, loader.sampler.floor)
+        return found.noise.of_second_moment(second_moment_left(found.scores, weights))
+
+    def _carry_out(self, loader: "AdaptiveLoader", best: _Option, found: "_Found", step: int) -> None:
+        scorer = loader.scorer
+        assert scorer is not None
+        if best.decision == "refresh":
+            assert best.scorer is not None
+            seconds = loader.rescore(best.scorer)
+            scorer = best.scorer
+            if self._costs is None and seconds > 0:
+                self._scoring_seconds[str(scorer.score)] = seconds
+            self._refreshed_at, self._fresh_left = step, min(1.0, found.fresh)
+        elif best.decision == "off" and self._refreshed_at is not None:
+            loader.sampler.forget()
+            self._refreshed_at, self._fresh_left = None, 1.0
+        step_seconds = self._step_seconds()
+        assert step_seconds is not None
+        self.last = Diagnosis(
+            step=step,
+            decision=best.decision,
+            step_seconds=step_seconds,
+            scoring_seconds=self.seconds_of(str(scorer.score), loader),
+            score=str(scorer.score),
+            noise_scale=found.noise.scale,
+            noise_left_fresh=found.fresh,
+            noise_left=best.noise_left,
+            staleness=None if self._refreshed_at is None else step - self._refreshed_at,
+            time_factor=best.factor,
+            larger_batch_factor=found.noise.larger_batch_factor(4, step_seconds, found.example_seconds),
+        )
+
+    # --- measuring ------------------------------------------------------------------------------------
+
+    def _choose(self, loader: "AdaptiveLoader", step: int, number: int) -> Tensor:
+        """Random examples from the target, the same ones for the same seed and step."""
+        sampler = loader.sampler
+        generator = torch.Generator().manual_seed(generators.mix(sampler.seed, 2, step))
+        size = min(number, max(2, sampler.num_examples))
+        return sampler.from_target(torch.rand(size, generator=generator, dtype=torch.float64).to(sampler.device))
+
+    def _now(self, scorer: ExampleScorer) -> float:
+        device = next(scorer.model.parameters()).device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return self._clock()
+
+    def _time_scoring(self, loader: "AdaptiveLoader", scorer: ExampleScorer, step: int) -> None:
+        """A first idea of what scoring all examples takes, from chunks that grow until they take a few steps' time."""
+        step_seconds = self._step_seconds() or 0.0
+        most = min(loader.scoring_chunk_size, loader.sampler.num_examples, _LARGEST_TRIAL)
+        size = min(64, most)
+        scorer(loader.examples_for_scoring(self._choose(loader, step, size)))  # first use has costs of its own
+        while True:
+            data = loader.examples_for_scoring(self._choose(loader, step, size))
+            seconds = min(self._time_once(scorer, data) for _ in range(2))
+            if size == most or seconds > _TRIAL_STEPS * step_seconds:
+                break
+            size = min(most, 4 * size)
+        self._scoring_seconds[str(scorer.score)] = max(0.0, seconds) / size * loader.sampler.num_examples
+
+    def _time_once(self, scorer: ExampleScorer, data: Any) -> float:
+        started = self._now(scorer)
+        scorer(data)
+        return self._now(scorer) - started
+
+    def seconds_of(self, name: str, loader: "AdaptiveLoader") -> float:
+        """Of scoring all examples by the score of that name."""
+        if self._costs is not None:
+            return self._costs.example * loader.sampler.num_examples
+        return self._scoring_seconds[name]
+
+    # --- state ----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything later decisions depend on but the clock."""
+        return {
+            "auto": STATE_VERSION,
+            "num_steps": self.num_steps,
+            "next_look": self._next_look,
+            "refreshed_at": self._refreshed_at,
+            "fresh_left": self._fresh_left,
+            "aging": self._aging,
+            "scoring_seconds": dict(self._scoring_seconds),
+            "audit_seconds": self._audit_seconds,
+            "failure": self._failure,
+            "last": asdict(self.last),
+        }
+
+    def check(self, state_dict: Mapping[str, Any]) -> None:
+        """Refuse the state of a loader with another kind of ``refresh``."""
+        if state_dict.get("auto") != STATE_VERSION:
+            raise ValueError(
+                f"`AdaptiveLoader.load_state_dict` needs a loader with refresh={state_dict.get('interval', 'auto')!r}, "
+                "got 'auto'."
+            )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore `state_dict`; costs go on from what was measured, steps are timed anew."""
+        self.check(state_dict)
+        self.num_steps = int(state_dict["num_steps"])
+        self._next_look = int(state_dict["next_look"])
+        self._refreshed_at = state_dict["refreshed_at"]
+        self._fresh_left = float(state_dict["fresh_left"])
+        self._aging = float(state_dict["aging"])
+        self._scoring_seconds = dict(state_dict["scoring_seconds"])
+        self._audit_seconds = float(state_dict["audit_seconds"])
+        self._failure = str(state_dict["failure"])
+        self.last = Diagnosis(**state_dict["last"])
+
+    def __repr__(self) -> str:
+        return "'auto'"
+
+
+def examine(loader: "AdaptiveLoader") -> Diagnosis:
+    """Look once at a loader that rescores at fixed steps, and say what the draws it makes are worth."""
+    looking = AutoRefresh()
+    step, step_seconds = loader.num_steps + 1, loader.step_seconds
+    found = looking.audit(loader, step)
+    score = str(loader.scorer.score) if loader.scorer is not None else ""
+    scoring_seconds = looking.seconds_of(score, loader)
+    factor, larger = found.noise.steps_factor(found.now), 1.0
+    if step_seconds is not None and loader.refresh_interval is not None:
+        factor *= 1 + scoring_seconds / (loader.refresh_interval * step_seconds)
+        larger = found.noise.larger_batch_factor(4, step_seconds, found.example_seconds)
+    return Diagnosis(
+        step=step,
+        decision="keep" if loader.sampler.refreshed else "off",
+        step_seconds=step_seconds,
+        scoring_seconds=scoring_seconds,
+        score=score,
+        noise_scale=found.noise.scale,
+        noise_left_fresh=found.fresh,
+        noise_left=found.now,
+        time_factor=factor if loader.sampler.refreshed else 1.0,
+        larger_batch_factor=larger,
+        reason=f"rescored every {loader.refresh_interval} steps",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """What a look found."""
+
+    data: Any
+    scores: Tensor
+    noise: Noise
+    now: float
+    """Noise left by the draws as they are."""
+    fresh: float
+    """Noise left by fresh exact scores."""
+    example_seconds: float
+    """Of a gradient, an example, in large batches."""
+
+
+def _aged(left: float, aging: float) -> float:
+    """The mean of what is left now and at the next look."""
+    return left + aging * max(0.0, 1 - left) / 2

@@ -1,0 +1,109 @@
+"""`Diagnosis`: whether adaptive draws pay here, and why, in numbers and in words."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Decision = Literal["refresh", "keep", "off", "wait"]
+_WORDS = {
+    "refresh": "all examples were scored anew",
+    "keep": "the scores at hand still do, and were kept",
+    "off": "draws are uniform: reshuffled passes with weights 1",
+    "wait": "nothing was measured yet, and draws are uniform",
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was measured at one step of training on a small random set of examples, and what was decided."""
+
+    step: int
+    """The step, counted from 1, before whose draw this was."""
+    decision: Decision
+    step_seconds: float | None = None
+    """Of a training step, without scoring."""
+    scoring_seconds: float | None = None
+    """Of scoring all examples by ``score``."""
+    score: str = "dasgrad"
+    """The tier of the score the decision was about."""
+    noise_scale: float = float("inf")
+    """N = tr Σ/‖μ‖²: the batch size beyond which noise is no longer what holds training up."""
+    noise_left_fresh: float = 1.0
+    """The share of uniform draws' noise that fresh scores would leave, floor included."""
+    noise_left: float = 1.0
+    """The share that the draws leave from here on."""
+    staleness: int | None = None
+    """Steps since the scores in use were computed; None for uniform draws."""
+    time_factor: float = 1.0
+    """Predicted time to the same loss, relative to uniform draws, until the next look; below 1 is sooner."""
+    larger_batch_factor: float = 1.0
+    """The same of uniform draws in batches four times as large."""
+    reason: str = ""
+    """Where something else than the forecast decided: what."""
+
+    @property
+    def gain(self) -> float:
+        """How many times less noise fresh scores would leave."""
+        return 1 / self.noise_left_fresh if self.noise_left_fresh > 0 else float("inf")
+
+    @property
+    def speedup(self) -> float:
+        """Predicted, over uniform draws; 1 where draws are uniform."""
+        return 1 / self.time_factor if self.time_factor > 0 else float("inf")
+
+    @property
+    def brief(self) -> str:
+        """For a progress bar: ``bar.set_postfix_str(loader.diagnosis().brief)``."""
+        if self.decision in ("off", "wait"):
+            return f"uniform draws, gain {self.gain:.2g}"
+        return f"adaptive draws, gain {self.gain:.2g}, speed-up {self.speedup:.2g}"
+
+    def scalars(self) -> dict[str, float]:
+        """Numbers to log, by name: ``writer.add_scalar(f"dasgrad/{name}", value, diagnosis.step)`` for each."""
+        values: dict[str, Any] = {**asdict(self), "gain": self.gain, "speedup": self.speedup}
+        values["adaptive"] = float(self.decision in ("refresh", "keep"))
+        return {name: float(v) for name, v in values.items() if isinstance(v, (int, float)) and name != "step"}
+
+    def __str__(self) -> str:
+        if self.decision == "wait":
+            return f"Step {self.step}: {_WORDS['wait']}."
+        lines = [
+            f"Step {self.step}: {_WORDS[self.decision]}{f' ({self.reason})' if self.reason else ''}.",
+            f"  Cost: a step takes {_seconds(self.step_seconds)}, scoring all examples by {self.score!r} "
+            f"{_seconds(self.scoring_seconds)}{self._in_steps()}.",
+            f"  Gain: fresh scores would leave {self.noise_left_fresh:.0%} of the gradient's noise; "
+            f"draws now leave {self.noise_left:.0%}{self._age()}.",
+            f"  Noise scale: {self._noise()}.",
+            f"  Forecast: {self._forecast()}",
+        ]
+        return "\n".join(lines)
+
+    def _in_steps(self) -> str:
+        if not self.step_seconds or self.scoring_seconds is None:
+            return ""
+        return f", as long as {self.scoring_seconds / self.step_seconds:.3g} steps"
+
+    def _age(self) -> str:
+        return "" if self.staleness is None else f", by scores {self.staleness} steps old"
+
+    def _noise(self) -> str:
+        if self.noise_scale == float("inf"):
+            return "so large that the mean gradient cannot be told from 0 on the examples looked at"
+        return f"{self.noise_scale:.3g} examples; batches much larger than that would hardly help"
+
+    def _forecast(self) -> str:
+        if self.decision == "off":
+            words = "adaptive draws would not pay for themselves"
+        else:
+            words = f"the same loss in {self.time_factor:.0%} of the time of uniform draws"
+        best = min(self.time_factor, 1.0)
+        if self.larger_batch_factor < 0.9 * best:
+            return f"{words}; a batch four times as large would do more, {self.larger_batch_factor:.0%}."
+        if self.larger_batch_factor < 0.95:
+            return f"{words}; a batch four times as large by itself, {self.larger_batch_factor:.0%}."
+        return f"{words}; a larger batch would not help."
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "an unknown time"
+    return f"{value:.3g} s" if value >= 0.1 else f"{value * 1000:.3g} ms"

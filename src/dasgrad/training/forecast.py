@@ -1,0 +1,65 @@
+"""What sampling is worth on the clock: a forecast from the gradient's noise, what is left of it, and measured costs.
+
+With μ the mean gradient and Σ the covariance of one example's, a batch of B uniform draws gives a gradient of mean
+square ‖μ‖² + tr Σ/B = ‖μ‖²(1 + N/B), N = tr Σ/‖μ‖² the *noise scale*. Steps that go as far as the noise lets them
+must be as many, in proportion, as that mean square. Draws by importance leave a share r of the noise, so the time to
+the same loss changes by the factor
+
+    (1 + r N/B)/(1 + N/B) · (seconds a step, scoring included)/(seconds a step).
+
+It is a model: it orders choices, and is not a promise.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The gradient's noise as it was found on some examples."""
+
+    scale: float
+    """N = tr Σ/‖μ‖²; infinite where the mean could not be told from 0."""
+    batch_size: int
+
+    def steps_factor(self, noise_left: float) -> float:
+        """Steps to the same loss, relative to uniform draws, where a share of the noise is left."""
+        if self.scale == float("inf"):
+            return noise_left
+        share = self.scale / self.batch_size
+        return (1 + noise_left * share) / (1 + share)
+
+    def of_second_moment(self, second_moment_left: float) -> float:
+        """The share of the noise that is left, from the share of the second moment E‖wg‖² that is."""
+        if self.scale == float("inf"):
+            return second_moment_left
+        if self.scale <= 0:
+            return 1.0
+        return max(0.0, (second_moment_left * (1 + self.scale) - 1) / self.scale)
+
+    def larger_batch_factor(self, times: int, step_seconds: float, example_seconds: float) -> float:
+        """Time to the same loss in batches ``times`` as large, where an example costs so much and the rest is fixed."""
+        per_batch = min(step_seconds, example_seconds * self.batch_size)
+        seconds = step_seconds + (times - 1) * per_batch
+        if self.scale == float("inf"):
+            return seconds / step_seconds / times
+        share = self.scale / self.batch_size
+        return seconds / step_seconds * (1 + share / times) / (1 + share)
+
+
+def second_moment_left(scores: Tensor, weights: Tensor) -> float:
+    """E_π[w s²]/E_π[s²], from examples drawn from π: 1 for uniform draws."""
+    squares = scores.double().square()
+    whole = float(squares.mean())
+    return float((squares * weights.to(squares)).mean()) / whole if whole > 0 else 1.0
+
+
+def weights_of(scores: Tensor, floor: float) -> Tensor:
+    """The weights π/p that draws by these scores would have, from examples drawn from π."""
+    scores = scores.double()
+    mean = scores.mean()
+    if not mean > 0:
+        return torch.ones_like(scores)
+    return 1.0 / ((1 - floor) * scores / mean + floor)

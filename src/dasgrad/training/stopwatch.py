@@ -1,0 +1,61 @@
+"""How long a training step takes: from its batch to the end of the optimizer's step, what comes between left out."""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Clock = Callable[[], float]
+KEPT = 32
+"""Steps whose times are kept; their median is what is reported, so that a pause or a jumping clock does no harm."""
+EVERY_ON_CUDA = 8
+"""On a GPU one step in so many is timed, by events that nothing has to wait for."""
+
+
+class Stopwatch:
+    """Seconds a step, measured while training goes on.
+
+    Args:
+        clock: seconds since some time, for steps on a CPU.
+    """
+
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self._clock = clock
+        self._cuda = False
+        self._started: Any = None
+        self._finished: deque[Any] = deque(maxlen=KEPT)
+        self._num_steps = 0
+
+    def start(self, device: torch.device) -> None:
+        """A batch is handed out, for a model on this device."""
+        self._cuda = device.type == "cuda"
+        if not self._cuda:
+            self._started = self._clock()
+        elif self._num_steps % EVERY_ON_CUDA == 0:
+            self._started = torch.cuda.Event(enable_timing=True)
+            self._started.record()
+
+    def stop(self) -> None:
+        """The optimizer has stepped; a step without a batch of its own is not timed."""
+        self._num_steps += 1
+        if self._started is None:
+            return
+        if self._cuda:
+            finished = torch.cuda.Event(enable_timing=True)
+            finished.record()
+            self._finished.append((self._started, finished))
+        else:
+            self._finished.append(self._clock() - self._started)
+        self._started = None
+
+    def seconds(self) -> float | None:
+        """The median of the last steps; None before the first. Waits for the GPU."""
+        times = self._finished
+        if self._cuda and times:
+            times[-1][1].synchronize()
+            times = deque(started.elapsed_time(finished) / 1000 for started, finished in times)
+        good = [value for value in times if value > 0]
+        return statistics.median(good) if good else None
