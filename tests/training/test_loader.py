@@ -358,12 +358,12 @@ BAD_ARGUMENTS = [
     (
         lambda: dasgrad.AdaptiveLoader(DATA, 2, refresh=0, scorer=simple_scorer()),
         ValueError,
-        "refresh=.*positive integer, got 0",
+        "refresh=.*positive integer or .auto., got 0",
     ),
     (
-        lambda: dasgrad.AdaptiveLoader(DATA, 2, refresh="auto", scorer=simple_scorer()),
+        lambda: dasgrad.AdaptiveLoader(DATA, 2, refresh="often", scorer=simple_scorer()),
         ValueError,
-        "refresh=.*positive integer, got 'auto'",
+        "refresh=.*positive integer or 'auto', got 'often'",
     ),
     (
         lambda: dasgrad.AdaptiveLoader(DATA, 2, nonfinite="ignore"),

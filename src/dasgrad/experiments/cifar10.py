@@ -6,26 +6,15 @@ from torch import Tensor, nn
 from dasgrad.experiments.datasets import Split, load_cifar10
 from dasgrad.experiments.problems import Problem, count_correct, cross_entropy
 from dasgrad.experiments.registry import Experiment, Settings, register
+from dasgrad.scoring.rules.response_norm import normalise
 
 
-class ResponseNorm(nn.Module):
-    """Local response normalisation, x/(k + α/r·Σ x²)^β over r neighbouring channels.
+class ResponseNorm(nn.LocalResponseNorm):
+    """``nn.LocalResponseNorm``, computed as the scorer does: torch's own takes longer than both convolutions."""
 
-    The same function as ``nn.LocalResponseNorm``, whose three-dimensional pooling takes longer than both convolutions
-    of this network; here the sum over channels is a product with a band matrix.
-    """
-
-    def __init__(self, channels: int, size: int, alpha: float, beta: float, k: float) -> None:
-        super().__init__()
-        self.beta, self.k = beta, k
-        places = torch.arange(channels)
-        near = (places[:, None] - places).abs() <= size // 2
-        self.register_buffer("band", (near * (alpha / size)).float()[:, :, None, None], persistent=False)
-        self.band: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """``[B, C, H, W]`` to the same shape."""
-        return x * (self.k + nn.functional.conv2d(x.square(), self.band)).pow(-self.beta)
+        return normalise(input, self.size, self.alpha, self.beta, self.k)
 
 
 def make_model(seed: int) -> nn.Module:
@@ -33,7 +22,7 @@ def make_model(seed: int) -> nn.Module:
 
     # TensorFlow's lrn(depth_radius=4, alpha=0.001/9) sums over 9 channels; torch divides alpha by that number.
     def normalise() -> nn.Module:
-        return ResponseNorm(64, 9, alpha=0.001, beta=0.75, k=1.0)
+        return ResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

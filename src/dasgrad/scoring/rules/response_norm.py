@@ -20,7 +20,12 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
     plain = plain and input.dim() >= 3 and input.numel() > 0 and size > 0
     if not plain or torch.get_float32_matmul_precision() != "highest":
         raise DeclinedError("in a precision or on a device that has no faster way")
-    result: Tensor = _ResponseNorm.apply(input, size, alpha, beta, k)  # type: ignore[no-untyped-call]
+    return normalise(input, size, alpha, beta, k)
+
+
+def normalise(x: Tensor, size: int, alpha: float, beta: float, k: float) -> Tensor:
+    """The same for any floating type and device; sums are as precise as matrix products are there."""
+    result: Tensor = _ResponseNorm.apply(x, size, alpha, beta, k)  # type: ignore[no-untyped-call]
     return result
 
 
