@@ -26,11 +26,18 @@ PUBLIC |= {
 PUBLIC |= {f"projections.{name}": getattr(projections, name) for name in projections.__all__ if name != "Projection"}
 PUBLIC |= {f"moments.{name}": getattr(moments, name) for name in ("Moments", "Hyper")}
 METHODS = {
-    "AdaptiveLoader": ("refresh", "on_refresh", "state_dict", "load_state_dict"),
-    "AdaptiveSampler": ("refresh", "update", "draw", "set_epoch", "state_dict", "load_state_dict"),
+    "AdaptiveLoader": (
+        *("refresh", "on_refresh", "rescore", "diagnosis", "examples_for_scoring"),
+        *("state_dict", "load_state_dict"),
+    ),
+    "AdaptiveSampler": (
+        *("refresh", "update", "forget", "draw", "from_target", "weights_of"),
+        *("set_epoch", "state_dict", "load_state_dict"),
+    ),
+    "AutoRefresh": ("audit", "seconds_of", "before_draw", "state_dict", "load_state_dict", "check"),
     "Beta1Decay": ("step", "state_dict", "load_state_dict"),
     "DASGrad": ("step", "accumulate_update_grads", "add_param_group", "zero_grad", "state_dict", "load_state_dict"),
-    "ExampleScorer": ("explain", "listen", "score_dataset"),
+    "ExampleScorer": ("explain", "listen", "noise", "score_dataset", "with_score"),
     "SegmentTree": ("rebuild", "update", "sample", "find", "masses_of", "to", "state_dict", "load_state_dict"),
     "SparseRows": ("from_scipy", "to", "to_dense", "pin_memory"),
     "WeightedBatch": ("to", "pin_memory", "weighted_mean", "backward"),

@@ -252,17 +252,18 @@ class ExampleScorer:
         """Whether it was given a loss, as every score needs that is not a function of one's own."""
         return self._losses is not None
 
-    def noise_scale(self, data: Any) -> float:
-        """N = tr Σ/‖μ‖² of the gradient, from the mean gradients of the two halves of a few hundred examples or more.
+    def noise(self, data: Any) -> tuple[float, float]:
+        """Estimates of tr Σ, the gradient's noise, and of ‖μ‖², the square of its mean, from the halves of a batch.
 
-        With ga and gb those of m examples each, ⟨ga, gb⟩ is an unbiased estimate of ‖μ‖² and m‖ga − gb‖²/2 one of tr Σ.
-        Batches up to about N are held up by noise. Infinite where the mean cannot be told from 0.
+        With ga and gb the mean gradients of m examples each, m‖ga − gb‖²/2 is an unbiased estimate of tr Σ, and
+        ⟨ga, gb⟩ one of ‖μ‖², which can be negative. Their ratio is the noise scale: batches much larger than it gain
+        little.
         """
         if self._losses is None:
-            raise ValueError("`ExampleScorer.noise_scale` needs `loss_fn` or `losses`, got a score of your own.")
+            raise ValueError("`ExampleScorer.noise` needs `loss_fn` or `losses`, got a score of your own.")
         size = nested.count_examples(data) // 2
         if size < 1:
-            raise ValueError("`ExampleScorer.noise_scale(data=...)` must hold at least 2 examples.")
+            raise ValueError("`ExampleScorer.noise(data=...)` must hold at least 2 examples.")
         function = LossFunction(self.model, self._losses, self._dtype)
         with untouched(self._announced_model()):
             data = nested.map_leaves(function.cast, data)
@@ -274,9 +275,8 @@ class ExampleScorer:
                 losses = function.call(tensors, nested.take_rows(data, rows))
                 halves.append(torch.autograd.grad(losses.mean(), params, allow_unused=True, materialize_grads=True))
         pairs = [(a.double(), b.double()) for a, b in zip(*halves, strict=True)]
-        mean = sum(float((a * b).sum()) for a, b in pairs)
-        total = size / 2 * sum(float((a - b).square().sum()) for a, b in pairs)
-        return total / mean if mean > 0 else float("inf")
+        noise = size / 2 * sum(float((a - b).square().sum()) for a, b in pairs)
+        return noise, sum(float((a * b).sum()) for a, b in pairs)
 
     def with_score(self, score: ScoreName) -> "ExampleScorer":
         """The same model, loss and optimizer with another score."""

@@ -9,7 +9,7 @@ model changes as much between steps 1,000 and 2,000 as between 100 and 200), whi
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,11 @@ CHEAPER = ("last_layer", "loss")
 """Scores that are tried where the exact one costs much."""
 WORTH = 0.95
 """Adaptive draws must promise to take at most this share of the time of uniform ones."""
-_LARGEST_TRIAL = 4096
-_TRIAL_STEPS = 4
-"""How the cost of scoring is tried out: on so many examples at most, for no longer than a few steps."""
+_SMALLEST_TRIAL, _LARGEST_TRIAL, _TRIAL_STEPS = 64, 4096, 30
+"""How the cost of scoring is tried out: on so many examples, until a trial takes longer than a few steps."""
+_FADING = 0.5
+_LASTING = 2
+"""Looks over which the cost of a refresh is spread: its scores mostly outlast the first."""
 _UNKNOWN_AGING = 0.15
 """The share of what fresh scores win that is lost from one look to the next, until it was measured."""
 
@@ -73,7 +75,7 @@ class AutoRefresh(StepCounter):
         most_auditing: the share of the training time that looks may take where nothing is to be won, up to ten times
             that where much is; they are put off where they would take more.
         costs: in seconds; None measures them.
-        clock: seconds since some time, for steps on a CPU and for scoring.
+        clock: seconds since some time, for steps on a CPU and for scoring; None is ``time.perf_counter``.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class AutoRefresh(StepCounter):
         growth: float = 1.5,
         most_auditing: float = 0.02,
         costs: Costs | None = None,
-        clock: Clock = time.perf_counter,
+        clock: Clock | None = None,
     ) -> None:
         for name, value in (("num_audited", num_audited), ("first", first)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 2:
@@ -93,18 +95,19 @@ class AutoRefresh(StepCounter):
             raise ValueError(f"`AutoRefresh(growth=...)` must be above 1, got {growth!r}.")
         if not 0 < most_auditing < 1:
             raise ValueError(f"`AutoRefresh(most_auditing=...)` must be in (0, 1), got {most_auditing!r}.")
-        super().__init__(clock)
+        self._clock = time.perf_counter if clock is None else clock
+        super().__init__(self._clock)
         self._num_audited = num_audited
         self._growth = growth
         self._most_auditing = most_auditing
         self._costs = costs
-        self._clock = clock
         self._tiers: dict[str, ExampleScorer | None] = {}
         self._next_look = first
         self._refreshed_at: int | None = None
         self._fresh_left = 1.0  # by the scores in use when they were fresh
         self._aging = _UNKNOWN_AGING
         self._scoring_seconds: dict[str, float] = {}  # of all examples, by the score's name
+        self._noise: tuple[float, ...] = (0.0, 0.0)  # tr Σ and ‖μ‖², summed over looks, older ones fading
         self._audit_seconds = 0.0
         self._looked = False
         self._failure = ""
@@ -168,7 +171,7 @@ class AutoRefresh(StepCounter):
             self._time_scoring(loader, scorer, step)
         scores = scorer(data)
         started = self._now(scorer)
-        noise = Noise(scorer.noise_scale(data) if scorer.has_losses else float("inf"), loader.batch_size)
+        noise = Noise(self._noise_scale(scorer, data), loader.batch_size)
         example_seconds = max(0.0, self._now(scorer) - started) / len(indices)
         if self._costs is not None:
             example_seconds = self._costs.example
@@ -180,6 +183,15 @@ class AutoRefresh(StepCounter):
             self._aging = min(1.0, max(0.0, lost))
         return _Found(data, scores, noise, now, fresh, example_seconds)
 
+    def _noise_scale(self, scorer: ExampleScorer, data: Any) -> float:
+        """From this look and, fading, those before: a single one is too uncertain."""
+        if not scorer.has_losses:
+            return float("inf")
+        found = scorer.noise(data)
+        self._noise = tuple(_FADING * old + new for old, new in zip(self._noise, found, strict=True))
+        noise, mean = self._noise
+        return noise / mean if mean > 0 else float("inf")
+
     def _options(self, loader: "AdaptiveLoader", found: "_Found", step_seconds: float, interval: int) -> list[_Option]:
         scorer = loader.scorer
         assert scorer is not None
@@ -187,21 +199,32 @@ class AutoRefresh(StepCounter):
         if self._refreshed_at is not None:
             left = _aged(found.now, self._aging)
             options.append(_Option("keep", found.noise.steps_factor(left), left))
-        training = interval * step_seconds
+        training = _LASTING * interval * step_seconds
 
         def refreshing(scorer: ExampleScorer, fresh: float) -> _Option:
             left = _aged(fresh, self._aging)
             cost = 1 + self.seconds_of(str(scorer.score), loader) / training
             return _Option("refresh", cost * found.noise.steps_factor(left), left, scorer)
 
-        options.append(refreshing(scorer, found.fresh))
-        dear = self.seconds_of(str(scorer.score), loader) > 0.05 * training
-        if dear and scorer.score in ("dasgrad", "gradient") and self._costs is None:
-            for name in CHEAPER:
-                cheaper = self._tier(scorer, name)
-                fresh = self._tier_left(loader, cheaper, name, found)
-                if cheaper is not None and fresh is not None:
-                    options.append(refreshing(cheaper, fresh))
+        exact = refreshing(scorer, found.fresh)
+        options.append(exact)
+        # Cheaper scores are tried where one that costs a third and leaves as little noise would change the choice.
+        seconds = self.seconds_of(str(scorer.score), loader)
+        ideal = exact.factor * (1 + seconds / 3 / training) / (1 + seconds / training)
+        if ideal < 0.95 * min(WORTH, *(option.factor for option in options)) and self._costs is None:
+            options += self._cheaper(loader, found, refreshing)
+        return options
+
+    def _cheaper(
+        self, loader: "AdaptiveLoader", found: "_Found", refreshing: Callable[[ExampleScorer, float], _Option]
+    ) -> list[_Option]:
+        options = []
+        assert loader.scorer is not None
+        for name in CHEAPER if loader.scorer.score in ("dasgrad", "gradient") else ():
+            cheaper = self._tier(loader.scorer, name)
+            left = self._tier_left(loader, cheaper, name, found)
+            if cheaper is not None and left is not None:
+                options.append(refreshing(cheaper, left))
         return options
 
     def _tier(self, scorer: ExampleScorer, name: str) -> ExampleScorer | None:
@@ -276,15 +299,18 @@ class AutoRefresh(StepCounter):
         """A first idea of what scoring all examples takes, from chunks that grow until they take a few steps' time."""
         step_seconds = self._step_seconds() or 0.0
         most = min(loader.scoring_chunk_size, loader.sampler.num_examples, _LARGEST_TRIAL)
-        size = min(64, most)
+        size, previous = min(_SMALLEST_TRIAL, most), (0, 0.0)
         scorer(loader.examples_for_scoring(self._choose(loader, step, size)))  # first use has costs of its own
         while True:
             data = loader.examples_for_scoring(self._choose(loader, step, size))
-            seconds = min(self._time_once(scorer, data) for _ in range(2))
-            if size == most or seconds > _TRIAL_STEPS * step_seconds:
+            seconds = max(0.0, self._time_once(scorer, data))
+            if size == most or (previous[0] and seconds > _TRIAL_STEPS * step_seconds):
                 break
-            size = min(most, 4 * size)
-        self._scoring_seconds[str(scorer.score)] = max(0.0, seconds) / size * loader.sampler.num_examples
+            size, previous = min(most, 8 * size), (size, seconds)
+        each = max((seconds - previous[1]) / (size - previous[0]), 0.1 * seconds / size)
+        once = max(0.0, seconds - each * size)  # of a chunk, whatever its size
+        chunks = -(-loader.sampler.num_examples // loader.scoring_chunk_size)
+        self._scoring_seconds[str(scorer.score)] = chunks * once + each * loader.sampler.num_examples
 
     def _time_once(self, scorer: ExampleScorer, data: Any) -> float:
         started = self._now(scorer)
@@ -308,6 +334,7 @@ class AutoRefresh(StepCounter):
             "refreshed_at": self._refreshed_at,
             "fresh_left": self._fresh_left,
             "aging": self._aging,
+            "noise": list(self._noise),
             "scoring_seconds": dict(self._scoring_seconds),
             "audit_seconds": self._audit_seconds,
             "failure": self._failure,
@@ -330,6 +357,7 @@ class AutoRefresh(StepCounter):
         self._refreshed_at = state_dict["refreshed_at"]
         self._fresh_left = float(state_dict["fresh_left"])
         self._aging = float(state_dict["aging"])
+        self._noise = tuple(float(value) for value in state_dict["noise"])
         self._scoring_seconds = dict(state_dict["scoring_seconds"])
         self._audit_seconds = float(state_dict["audit_seconds"])
         self._failure = str(state_dict["failure"])

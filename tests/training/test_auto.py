@@ -1,0 +1,261 @@
+"""``refresh="auto"``: it rescores where that pays, stands aside where not, says why, and never stops training."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import dasgrad
+from dasgrad.training import AutoRefresh, Costs, Diagnosis
+from dasgrad.training.stopwatch import Stopwatch
+
+NUM_EXAMPLES, BATCH_SIZE = 400, 8
+CHEAP, DEAR = Costs(step=1.0, example=1e-4), Costs(step=1.0, example=100.0)
+
+
+def losses_of(outputs, targets):
+    return (outputs[:, 0] - targets).square()
+
+
+def make_data(rare):
+    """Targets of a linear model with noise: that of a few examples much larger, or all gradients about as long."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(NUM_EXAMPLES, 3, generator=generator)
+    noise = torch.randn(NUM_EXAMPLES, generator=generator)
+    if rare:
+        return inputs, inputs.sum(1) + torch.where(torch.arange(NUM_EXAMPLES) % 20 == 0, 30 * noise, 0.1 * noise)
+    inputs = inputs / inputs.norm(dim=1, keepdim=True)
+    return inputs, inputs.sum(1) + 100 * noise.sign()
+
+
+def build(auto, rare=True, seed=0, data=None, **options):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = dasgrad.DASGrad(model.parameters(), lr=0.01)
+    scorer = dasgrad.ExampleScorer(model, losses_of, optimizer, score="gradient")
+    data = make_data(rare) if data is None else data
+    loader = dasgrad.AdaptiveLoader(data, BATCH_SIZE, scorer=scorer, refresh=auto, seed=seed, **options)
+    return model, optimizer, loader
+
+
+def train(model, optimizer, loader, num_steps, each=lambda batch: None):
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    for batch in itertools.islice(batches, num_steps):
+        optimizer.zero_grad()
+        batch.weighted_mean(losses_of(model(batch.inputs), batch.targets)).backward()
+        optimizer.step()
+        each(batch)
+
+
+def test_it_rescores_where_a_few_examples_carry_the_gradient():
+    model, optimizer, loader = build(AutoRefresh(costs=CHEAP))
+    train(model, optimizer, loader, 60)
+    found = loader.diagnosis()
+    assert loader.sampler.refreshed
+    assert found.decision in ("refresh", "keep")
+    assert found.noise_left < 0.6
+    assert found.speedup > 1.2
+    assert found.gain > 2
+
+
+@pytest.mark.parametrize(("costs", "rare"), [(DEAR, True), (CHEAP, False)], ids=["too dear", "nothing to win"])
+def test_where_it_does_not_pay_passes_are_reshuffled_and_weights_one(costs, rare):
+    model, optimizer, loader = build(AutoRefresh(costs=costs), rare)
+    drawn, weights = [], []
+
+    def note(batch):
+        drawn.append(batch.indices)
+        weights.append(batch.weights)
+
+    train(model, optimizer, loader, 3 * len(loader), note)
+    assert loader.diagnosis().decision == "off"
+    assert (torch.cat(weights) == 1).all()
+    for k in range(3):
+        one_pass = torch.cat(drawn[k * len(loader) : (k + 1) * len(loader)])
+        assert torch.equal(one_pass.sort().values, torch.arange(NUM_EXAMPLES))
+
+
+def test_a_small_promise_is_not_enough():
+    """The cost of scoring is set so that adaptive draws would take 0.97 of uniform's time, by the same forecast."""
+    model, optimizer, loader = build(AutoRefresh(costs=CHEAP))
+    train(model, optimizer, loader, 17)
+    steps = loader.diagnosis().time_factor / (1 + CHEAP.example * NUM_EXAMPLES / 16)  # spread over two looks of 8 steps
+    for factor, decision in ((0.97, "off"), (0.9, "refresh")):
+        costs = Costs(step=1.0, example=(factor / steps - 1) * 16 / NUM_EXAMPLES)
+        model, optimizer, loader = build(AutoRefresh(costs=costs))
+        train(model, optimizer, loader, 17)
+        assert loader.diagnosis().decision == decision
+
+
+def test_it_stops_sampling_when_nothing_is_left_to_win():
+    model, optimizer, loader = build(AutoRefresh(costs=CHEAP))
+    train(model, optimizer, loader, 30)
+    assert loader.sampler.refreshed
+    inputs, targets = make_data(rare=False)
+    loader.dataset[0].copy_(inputs)
+    loader.dataset[1].copy_(targets)
+    train(model, optimizer, loader, 60)
+    assert loader.diagnosis().decision == "off"
+    assert not loader.sampler.refreshed
+
+
+def test_with_given_costs_a_run_can_be_repeated():
+    def draws():
+        model, optimizer, loader = build(AutoRefresh(costs=CHEAP))
+        found = []
+        train(model, optimizer, loader, 60, lambda batch: found.append(batch.indices))
+        return torch.cat(found)
+
+    assert torch.equal(draws(), draws())
+
+
+def test_a_state_goes_on_where_it_was():
+    model, optimizer, loader = build(AutoRefresh(costs=CHEAP))
+    train(model, optimizer, loader, 30)
+    state = copy.deepcopy((loader.state_dict(), model.state_dict(), optimizer.state_dict()))
+    again = build(AutoRefresh(costs=CHEAP))
+    again[0].load_state_dict(state[1])
+    again[1].load_state_dict(state[2])
+    again[2].load_state_dict(state[0])
+    assert again[2].diagnosis() == loader.diagnosis()
+    found = [[], []]
+    train(model, optimizer, loader, 40, lambda batch: found[0].append(batch.indices))
+    train(*again, 40, lambda batch: found[1].append(batch.indices))
+    assert torch.equal(torch.cat(found[0]), torch.cat(found[1]))
+    assert again[2].diagnosis() == loader.diagnosis()
+
+
+def test_states_of_another_kind_of_refresh_are_refused():
+    automatic, fixed = build("auto")[2], build(5)[2]
+    with pytest.raises(ValueError, match="needs a loader with refresh=5, got 'auto'"):
+        automatic.load_state_dict(fixed.state_dict())
+    with pytest.raises(ValueError, match="needs a loader with refresh='auto', got 5"):
+        fixed.load_state_dict(automatic.state_dict())
+
+
+def test_out_of_memory_leaves_the_last_probabilities_and_training_goes_on(monkeypatch):
+    model, optimizer, loader = build(AutoRefresh(costs=CHEAP))
+    train(model, optimizer, loader, 30)
+    before = loader.sampler.probabilities
+    taken = []
+
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(dasgrad.ExampleScorer, "__call__", fail)
+    with pytest.warns(UserWarning, match="ran out of memory.*goes on with the last probabilities"):
+        train(model, optimizer, loader, 60, lambda batch: taken.append(len(batch)))
+    assert taken == [BATCH_SIZE] * 60
+    torch.testing.assert_close(loader.sampler.probabilities, before)
+    assert "out of memory" in loader.diagnosis().reason
+
+
+def test_a_clock_that_jumps_does_no_harm():
+    ticks = itertools.count()
+    jumps = {40: -1e6, 41: 1e9, 90: -1e9, 150: 1e6}
+    offset = [0.0]
+
+    def clock():
+        tick = next(ticks)
+        offset[0] += jumps.get(tick, 0.0)
+        return tick * 1e-3 + offset[0]
+
+    model, optimizer, loader = build(AutoRefresh(clock=clock))
+    train(model, optimizer, loader, 200)
+    found = loader.diagnosis()
+    assert found.step_seconds == pytest.approx(1e-3, rel=0.5)
+    assert math.isfinite(found.time_factor)
+    assert loader.num_steps == 200
+
+
+def test_measured_costs_decide_on_a_real_clock():
+    model, optimizer, loader = build("auto")
+    train(model, optimizer, loader, 40)
+    found = loader.diagnosis()
+    assert found.decision != "wait"
+    assert found.step_seconds > 0
+    assert found.scoring_seconds > 0
+
+
+def test_a_data_set_of_single_examples():
+    inputs, targets = make_data(rare=True)
+    model, optimizer, loader = build(AutoRefresh(costs=CHEAP), data=list(zip(inputs, targets, strict=True)))
+    train(model, optimizer, loader, 40)
+    assert loader.sampler.refreshed
+
+
+def test_the_diagnosis_of_fixed_refreshes_is_made_on_demand_and_changes_nothing():
+    model, optimizer, loader = build(10)
+    train(model, optimizer, loader, 30)
+    before = loader.state_dict()["sampler"]["tree"], torch.get_rng_state()
+    found = loader.diagnosis()
+    assert found.decision == "keep"
+    assert found.noise_left < 0.7
+    assert "every 10 steps" in str(found)
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert build(10)[2].diagnosis().decision == "off"
+
+
+def test_words_and_numbers():
+    found = Diagnosis(100, "refresh", 0.001, 0.05, "dasgrad", 500.0, 0.25, 0.3, 0, 0.4, 0.9)
+    text = str(found)
+    for part in ("Step 100", "1 ms", "50 ms", "as long as 50 steps", "25%", "30%", "40%", "four times as large"):
+        assert part in text
+    assert found.brief == "adaptive draws, gain 4, speed-up 2.5"
+    assert found.scalars()["gain"] == 4
+    assert all(isinstance(value, float) for value in found.scalars().values())
+    off = Diagnosis(100, "off", 0.001, 5.0, noise_left_fresh=0.9, larger_batch_factor=0.5)
+    assert "would not pay" in str(off)
+    assert "a batch four times as large would do more" in str(off)
+    assert off.brief.startswith("uniform draws")
+    assert "nothing was measured yet" in str(Diagnosis(1, "wait"))
+
+
+def test_without_a_scorer_there_is_no_diagnosis():
+    loader = dasgrad.AdaptiveLoader(make_data(True), BATCH_SIZE)
+    with pytest.raises(ValueError, match=r"diagnosis.*needs `scorer`"):
+        loader.diagnosis()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: AutoRefresh(num_audited=1), r"AutoRefresh\(num_audited=...\).*at least 2, got 1"),
+        (lambda: AutoRefresh(first=0), r"AutoRefresh\(first=...\).*at least 2, got 0"),
+        (lambda: AutoRefresh(growth=1.0), r"AutoRefresh\(growth=...\).*above 1, got 1.0"),
+        (lambda: AutoRefresh(most_auditing=1.0), r"AutoRefresh\(most_auditing=...\).*in \(0, 1\), got 1.0"),
+        (lambda: Costs(step=0.0, example=1.0), r"Costs\(step=...\).*positive number of seconds, got 0.0"),
+        (lambda: Costs(step=1.0, example=math.nan), r"Costs\(example=...\).*positive"),
+    ],
+)
+def test_bad_options_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_pause_between_step_and_next_batch_is_not_timed():
+    now = [0.0]
+    watch = Stopwatch(lambda: now[0])
+    assert watch.seconds() is None
+    for _ in range(3):
+        watch.start(torch.device("cpu"))
+        now[0] += 2.0
+        watch.stop()
+        now[0] += 100.0  # the user evaluates
+        watch.stop()  # a step without a batch
+    assert watch.seconds() == 2.0
+
+
+def test_forgotten_scores_are_the_target_again():
+    target = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    sampler = dasgrad.AdaptiveSampler(3, 2, target=target)
+    sampler.refresh([1.0, 2.0, 9.0])
+    torch.testing.assert_close(sampler.weights_of(torch.tensor([2, 0])), sampler.weights[[2, 0]])
+    sampler.forget()
+    assert not sampler.refreshed
+    torch.testing.assert_close(sampler.probabilities, target)
+    assert (sampler.weights_of(torch.tensor([0, 1])) == 1).all()
+    assert sampler.from_target(torch.tensor([0.1, 0.6, 0.95], dtype=torch.float64)).tolist() == [0, 1, 2]

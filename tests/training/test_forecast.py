@@ -1,0 +1,78 @@
+"""What sampling is worth on the clock: the model's arithmetic, against sums written out."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import dasgrad
+from dasgrad.training.forecast import Noise, second_moment_left, weights_of
+
+SCORES = torch.tensor([0.0, 1.0, 2.0, 5.0], dtype=torch.float64)
+
+
+def test_the_second_moment_left_is_that_of_the_draws():
+    sampler = dasgrad.AdaptiveSampler(4, 2, floor=0.25)
+    sampler.refresh(SCORES)
+    expected = float((sampler.probabilities * (sampler.weights * SCORES) ** 2).sum()) / float((SCORES**2).mean())
+    assert second_moment_left(SCORES, sampler.weights) == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(weights_of(SCORES, 0.25), sampler.weights)
+    assert expected < 0.7
+
+
+def test_equal_scores_and_zero_scores_leave_everything():
+    for scores in (torch.ones(5), torch.zeros(5)):
+        assert second_moment_left(scores, weights_of(scores, 0.2)) == pytest.approx(1.0)
+
+
+def test_steps_follow_the_mean_square_of_a_batch():
+    """‖μ‖² + tr Σ/B written out, for uniform draws and for draws that leave a share of the noise."""
+    mean, noise, batch_size, left = 2.0, 30.0, 4, 0.3
+    expected = (mean + left * noise / batch_size) / (mean + noise / batch_size)
+    assert Noise(noise / mean, batch_size).steps_factor(left) == pytest.approx(expected)
+    assert Noise(math.inf, batch_size).steps_factor(left) == left
+    assert Noise(0.0, batch_size).steps_factor(left) == 1.0
+
+
+def test_noise_left_from_the_second_moment():
+    mean, noise, left = 2.0, 30.0, 0.3
+    second_moment = (mean + left * noise) / (mean + noise)
+    assert Noise(noise / mean, 4).of_second_moment(second_moment) == pytest.approx(left)
+    assert Noise(math.inf, 4).of_second_moment(0.4) == 0.4
+    assert Noise(0.0, 4).of_second_moment(0.4) == 1.0
+
+
+def test_a_larger_batch_pays_while_noise_rules_and_steps_cost_mostly_overhead():
+    free = Noise(math.inf, 32).larger_batch_factor(4, step_seconds=1.0, example_seconds=0.0)
+    assert free == pytest.approx(1 / 4)
+    costly = Noise(math.inf, 32).larger_batch_factor(4, step_seconds=1.0, example_seconds=1 / 32)
+    assert costly == pytest.approx(1.0)
+    quiet = Noise(1.0, 32).larger_batch_factor(4, step_seconds=1.0, example_seconds=1 / 32)
+    assert quiet > 3.5
+
+
+def test_noise_estimates_are_unbiased():
+    """Both halves of one example each: the mean over all pairs of draws is tr Σ and ‖μ‖², exactly."""
+    inputs = torch.tensor([[1.0, 2.0], [-3.0, 0.5], [0.25, -1.0]], dtype=torch.float64)
+    targets = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    model = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    losses = lambda model, data: (model(data[0])[:, 0] - data[1]).square()  # noqa: E731
+    scorer = dasgrad.ExampleScorer(model, losses=losses, optimizer=dasgrad.DASGrad(model.parameters()))
+    gradients = 2 * (model(inputs)[:, 0] - targets).detach()[:, None] * inputs
+    mean = gradients.mean(0)
+    found = [scorer.noise((inputs[list(pair)], targets[list(pair)])) for pair in itertools.product(range(3), repeat=2)]
+    noise, square = (sum(values) / 9 for values in zip(*found, strict=True))
+    assert noise == pytest.approx(float((gradients - mean).square().sum(1).mean()), rel=1e-12)
+    assert square == pytest.approx(float(mean.square().sum()), rel=1e-12)
+    assert model.weight.grad is None
+
+
+def test_noise_needs_a_loss_and_two_examples():
+    model = torch.nn.Linear(2, 1)
+    own = dasgrad.ExampleScorer(model, score=lambda model, data: torch.ones(len(data)))
+    with pytest.raises(ValueError, match=r"noise.*needs"):
+        own.noise(torch.zeros(4, 2))
+    scorer = dasgrad.ExampleScorer(model, losses=lambda model, data: model(data)[:, 0], score="gradient")
+    with pytest.raises(ValueError, match="at least 2 examples"):
+        scorer.noise(torch.zeros(1, 2))
