@@ -32,7 +32,7 @@ class Futures:
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
     """A / b with 0/0 := 0."""
-    return torch.where((a == 0) & (b == 0), 0.0, a / torch.where((a == 0) & (b == 0), 1.0, b))
+    return torch.where(a == 0, 0.0, a / b)
 
 
 def square_norm(x: Tensor, metric: Tensor) -> Tensor:

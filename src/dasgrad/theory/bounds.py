@@ -82,8 +82,9 @@ def corollary_3_1(trajectory: Trajectory, form: Form = "derived", diameter: floa
     if form == "derived":
         return _finish("Corollary 3.1", trajectory, form, _moment_terms(trajectory, D), remarks)
     terms = _printed_moment_terms(trajectory, D)
-    product = {"potential × error": terms.pop("potential") * terms.pop("error")}
-    terms = {**product, "metric": trajectory.curves["metric_trace"], **terms}
+    trace = trajectory.curves["metric_trace"]
+    product = {"potential × error": terms.pop("potential") / trace * terms.pop("error"), "metric": trace}
+    terms = {**product, **terms}
     return _finish("Corollary 3.1", trajectory, form, terms, remarks)
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dasgrad.theory.ahead import look_ahead, score_all
+from dasgrad.theory.ahead import Futures, look_ahead, score_all
 from dasgrad.theory.ledger import Examples, Ledger, Step
 from dasgrad.theory.problem import FiniteSum
 from dasgrad.theory.schemes import Scheme
@@ -19,13 +19,14 @@ def enumerate_draws(problem: FiniteSum, scheme: Scheme, start: Tensor, num_steps
         problem: with n examples.
         scheme: the method; batches of one.
         start: θ_1, ``[d]``.
-        num_steps: T; nᵀ is at most a million.
+        num_steps: T. States that are equal to the bit are taken together, so that there may be far fewer than nᵀ;
+            there may be a million.
 
     Returns:
         A trajectory whose curves are exact expectations, and whose ``largest_violation`` is over all states.
 
     Raises:
-        ValueError: for nᵀ above a million.
+        ValueError: for more states than that, and for T below 1.
 
     Example:
         >>> slopes = torch.tensor([[3.0], [-1.0], [-1.0]], dtype=torch.float64)
@@ -35,12 +36,8 @@ def enumerate_draws(problem: FiniteSum, scheme: Scheme, start: Tensor, num_steps
         >>> float(found.get("regret")[-1]) <= float(found.get("potential")[-1] + found.get("error")[-1])
         True
     """
-    n = problem.num_examples
-    if n**num_steps > MAX_STATES:
-        raise ValueError(
-            f"`enumerate_draws(num_steps=...)` must keep n^T at most {MAX_STATES:,}, got {n}^{num_steps}; "
-            "use `follow` over seeds."
-        )
+    if not isinstance(num_steps, int) or num_steps < 1:
+        raise ValueError(f"`enumerate_draws(num_steps=...)` must be a positive integer, got {num_steps!r}.")
     pair, pi = scheme.pair, problem.pi
     ledger = Ledger(pair, scheme.weighting, problem.projection, problem.optimum, None, max(2, num_steps))
     theta = start.reshape(1, -1)
@@ -55,8 +52,21 @@ def enumerate_draws(problem: FiniteSum, scheme: Scheme, start: Tensor, num_steps
         seen = grads * weights.unsqueeze(-1) if scheme.weighting == "gradient" else grads
         step = Step(t, alpha, hyper, theta, state, share, p, weights, seen, futures)
         ledger.add(step, Examples(pi, grads, problem.excess(theta)))
-        reached = (share.unsqueeze(-1) * p).flatten()
-        kept = reached > 0
-        theta, share = futures.theta.flatten(0, 1)[kept], reached[kept]
-        state = {key: value.expand_as(futures.theta).flatten(0, 1)[kept] for key, value in futures.state.items()}
+        if t < num_steps:
+            theta, state, share = _merge(futures, (share.unsqueeze(-1) * p).flatten())
+            if len(share) * problem.num_examples > MAX_STATES:
+                raise ValueError(
+                    f"`enumerate_draws(num_steps=...)` must lead to at most {MAX_STATES:,} states, got "
+                    f"{len(share) * problem.num_examples:,} at step {t + 1} of {num_steps}; use `follow` over seeds."
+                )
     return ledger.finish()
+
+
+def _merge(futures: Futures, share: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """The states after a step that can be reached, each once: θ, what the moments remember, and probabilities."""
+    parts = [futures.theta, *(value.expand_as(futures.theta) for value in futures.state.values())]
+    rows = torch.cat([part.flatten(0, -2) for part in parts], dim=1)[share > 0]
+    different, places = torch.unique(rows, dim=0, return_inverse=True)
+    merged = torch.zeros(len(different), dtype=torch.float64).index_add_(0, places, share[share > 0])
+    theta, *state = different.chunk(len(parts), dim=1)
+    return theta, dict(zip(futures.state, state, strict=True)), merged

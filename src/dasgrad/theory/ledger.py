@@ -114,8 +114,7 @@ class Ledger:
         has_momentum = self._moments.name in HAS_MOMENTUM
         beta1 = step.hyper.beta1 if has_momentum else 0.0
         self._note_setting(step, beta1)
-        self._widen(step.theta.reshape(-1, step.theta.shape[-1]))
-        self._widen(step.futures.theta.reshape(-1, step.theta.shape[-1]))
+        self._widen(step.theta)
         self._expected &= examples is not None
         before, row = self._last, {"step": float(step.t)}
         trace = step.expect(step.futures.metric.sum(-1))
@@ -133,7 +132,7 @@ class Ledger:
         if examples is not None:
             sums |= self._save_by_sampling(step, examples, beta1)
             largest["gradient_bound"] = float(examples.grads.abs().max())
-            means["printed_gradient_norms"] = torch.einsum("a,n,and->d", step.share, examples.pi, examples.grads.abs())
+            means["printed_gradient_norms"] = step.share @ (examples.pi @ examples.grads.abs())
         elif self._weighting == "update" or self._uniform:
             largest["gradient_bound"] = largest["moment_gradient_bound"]
         row |= {name: before.get(name, 0.0) + value for name, value in sums.items()}
@@ -148,7 +147,7 @@ class Ledger:
 
     def _compare(self, step: Step, examples: Examples, total: Tensor, every: object) -> dict[str, float]:
         """Regret, its linear form, and the worst state of this step in the theorem's inequality."""
-        full = torch.einsum("n,and->ad", examples.pi, examples.grads)
+        full = examples.pi @ examples.grads
         linear = (full * (step.theta - self._optimum)).sum(-1)  # type: ignore[operator]
         scale = sum((step.p * getattr(every, name).abs()).sum(-1) for name in NAMES) + linear.abs()
         gap = torch.where(scale > 0, (linear - total) / scale, 0.0)
@@ -157,10 +156,10 @@ class Ledger:
 
     def _mean_sizes(self, step: Step, examples: Examples | None) -> Tensor:
         """a_h: the mean of |g_h| that bounds the error; see Corollary 4.1 in docs/theory.md."""
-        drawn = torch.einsum("a,an,and->d", step.share, step.p, step.seen.abs())
+        drawn = step.share @ (step.p.unsqueeze(-2) @ step.seen.abs()).squeeze(-2)
         if examples is None or self._weighting == "gradient":
             return drawn
-        return torch.maximum(drawn, torch.einsum("a,n,and->d", step.share, examples.pi, examples.grads.abs()))
+        return torch.maximum(drawn, step.share @ (examples.pi @ examples.grads.abs()))
 
     def _save_by_sampling(self, step: Step, examples: Examples, beta1: float) -> dict[str, float]:
         direction, metric = own_directions(self._moments, step.state, examples.grads, step.hyper)
@@ -185,7 +184,7 @@ class Ledger:
         alpha, first_beta1, _, _ = self._first
         self._constant_beta1 &= beta1 == first_beta1
         self._inverse_sqrt &= math.isclose(step.alpha * math.sqrt(step.t), alpha, rel_tol=1e-9)
-        self._uniform &= bool(torch.allclose(step.weights, torch.ones_like(step.weights), rtol=1e-12))
+        self._uniform = self._uniform and bool((step.weights - 1).abs().max() < 1e-12)
 
     def _widen(self, points: Tensor) -> None:
         low, high = points.amin(0), points.amax(0)

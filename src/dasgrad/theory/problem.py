@@ -1,5 +1,6 @@
 """What theory is about: a finite sum f(θ) = Σ πᵢ fᵢ(θ) of convex functions over a convex set."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -59,12 +60,17 @@ class FiniteSum:
         """The number d of parameters."""
         return len(self.optimum)
 
-    @property
+    @functools.cached_property
     def pi(self) -> Tensor:
         """The target π, ``[n]`` float64."""
         if self.target is None:
             return torch.full((self.num_examples,), 1.0 / self.num_examples, dtype=torch.float64)
         return self.target
+
+    @functools.cached_property
+    def minimum(self) -> float:
+        """The least value f(θ*)."""
+        return float(self.objective(self.optimum))
 
     def objective(self, theta: Tensor) -> Tensor:
         """The objective f(θ) = Σ πᵢ fᵢ(θ), ``[...]``."""
@@ -72,4 +78,4 @@ class FiniteSum:
 
     def excess(self, theta: Tensor) -> Tensor:
         """The excess f(θ) − f(θ*), ``[...]``: what a step adds to the regret."""
-        return self.objective(theta) - self.objective(self.optimum)
+        return self.objective(theta) - self.minimum

@@ -27,7 +27,8 @@ def find_diameter(projection: Projection | None) -> float | None:
     if isinstance(projection, Simplex):
         return 1.0
     if isinstance(projection, Box):
-        widths = torch.as_tensor(projection.high) - torch.as_tensor(projection.low)
+        low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in (projection.low, projection.high))
+        widths = high - low
         diameter = float(widths.max())
         if math.isfinite(diameter):
             return diameter
