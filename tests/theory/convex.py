@@ -63,7 +63,9 @@ def linear_model(
 
     def losses(x: torch.Tensor) -> torch.Tensor:
         outputs = x @ inputs.T
-        return 0.5 * (outputs - answers).square() if kind == "squares" else torch.nn.functional.softplus(-signs * outputs)
+        return (
+            0.5 * (outputs - answers).square() if kind == "squares" else torch.nn.functional.softplus(-signs * outputs)
+        )
 
     def gradients(x: torch.Tensor) -> torch.Tensor:
         outputs = x @ inputs.T

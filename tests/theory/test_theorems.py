@@ -66,7 +66,9 @@ def test_inequality_at_every_step_of_seeded_runs(kind, weighting):
 
 
 @pytest.mark.parametrize("weighting", ["gradient", "update"])
-@pytest.mark.parametrize("make", [lambda: lines([-5.0, 1.0, 1.0], -1, 1), lambda: distances([1, 3], [0.3, -0.2], -1, 1)])
+@pytest.mark.parametrize(
+    "make", [lambda: lines([-5.0, 1.0, 1.0], -1, 1), lambda: distances([1, 3], [0.3, -0.2], -1, 1)]
+)
 def test_inequality_at_every_step_of_seeded_runs_in_one_dimension(make, weighting):
     for seed in range(20):
         scheme = Scheme("amsgrad", weighting, alpha=0.5, adaptive=True, floor=0.1)

@@ -128,6 +128,10 @@ class _Hooks:
             # u = β₁ w̄ m_{t−1} + (1 − β₁) g̃, before the step forgets what it was given.
             weighted = [optimizer._update_grads.get(param, torch.zeros_like(param)) for param in self._params]
             grads, mean_weight = self._flatten(weighted), float(optimizer._mean_weight)
+            if kwargs.get("update_grads") is not None:
+                both = zip(kwargs["update_grads"], self._params, strict=True)
+                grads = grads + self._flatten([torch.zeros_like(p) if g is None else g for g, p in both])
+                mean_weight += float(kwargs["mean_weight"])
             if self._moments.name in HAS_MOMENTUM:
                 beta1 = optimizer.param_groups[0]["betas"][0]
                 self._direction = beta1 * mean_weight * self._state["exp_avg"] + (1 - beta1) * grads
