@@ -3,16 +3,16 @@
 import itertools
 from dataclasses import replace
 
-import helpers
 import numpy as np
 import pytest
 import torch
-from theory.convex import linear_model, start_of
 
 import dasgrad
+import helpers
 from dasgrad import reference, theory
 from dasgrad.theory import Scheme
 from dasgrad.theory.ahead import score_all
+from theory.convex import linear_model, start_of
 
 NAMES = ("sgd", "adagrad", "rmsprop", "adam", "amsgrad")
 

@@ -6,14 +6,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from helpers import PROJECTIONS
 from hypothesis import given
 from hypothesis import strategies as st
-from theory.convex import linear_model, start_of
 
 from dasgrad import theory
 from dasgrad.theory import Scheme
 from dasgrad.theory.ahead import dual_square_norm, look_ahead, own_directions, score_all
+from helpers import PROJECTIONS
+from theory.convex import linear_model, start_of
 
 positive = st.fractions(Fraction(1, 1000), Fraction(1000), max_denominator=1000)
 scores_and_shares = st.integers(1, 6).flatmap(

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from scipy import stats
-from theory.convex import linear_model, lines, start_of, vector
 
 from dasgrad import theory
 from dasgrad.theory import Scheme
+from theory.convex import linear_model, lines, start_of, vector
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 9, 19, 100])

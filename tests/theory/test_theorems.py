@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from theory.convex import distances, linear_model, lines, random_problem, start_of, vector
 
 from dasgrad import theory
 from dasgrad.theory import Scheme
 from dasgrad.theory.ahead import look_ahead
 from dasgrad.theory.terms import NAMES
+from theory.convex import distances, linear_model, lines, random_problem, start_of, vector
 
 SCHEMES = {
     "1, SGD": Scheme("sgd", alpha=0.5),

@@ -13,6 +13,7 @@ from dasgrad.experiments.mnist import MNIST
 from dasgrad.experiments.multitask import MULTITASK
 from dasgrad.experiments.registry import EXPERIMENTS, Experiment, Settings, find_experiment
 from dasgrad.experiments.shift import SHIFT
+from dasgrad.experiments.theory import THEORY
 
 __all__ = [
     "CENTROID",
@@ -23,6 +24,7 @@ __all__ = [
     "MNIST",
     "MULTITASK",
     "SHIFT",
+    "THEORY",
     "Experiment",
     "Settings",
     "find_experiment",

@@ -172,7 +172,8 @@ def _read_settings(parser: argparse.ArgumentParser, experiment: Experiment, opti
     try:
         check_settings(experiment, settings)
     except ValueError as error:
-        parser.error(f"argument --batch-size: {str(error).partition('` ')[2]}")
+        option = str(error).partition("(")[2].partition("=")[0].replace("_", "-")
+        parser.error(f"argument --{option}: {str(error).partition('` ')[2]}")
     return settings
 
 

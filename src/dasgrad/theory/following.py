@@ -46,6 +46,8 @@ class Walk:
             stratified="none",
             seed=seed,
         )
+        self.drawn = torch.empty(0, dtype=torch.int64)
+        """The last draw, ``[1]``; empty before the first."""
         self._num_steps = 0
 
     def take_steps(self, num_steps: int) -> None:
@@ -62,8 +64,8 @@ class Walk:
             state = {key: held.get(key, torch.zeros_like(theta)) for key in scheme.pair.keys}
             hyper = scheme.hyper_at(self._num_steps)
             self.sampler.refresh(score_all(scheme.pair, scheme.weighting, state, grads, hyper))
-        indices, weights = self.sampler.draw()
-        grad, weight = grads[int(indices)], weights[0]
+        self.drawn, weights = self.sampler.draw()
+        grad, weight = grads[int(self.drawn)], weights[0]
         if scheme.weighting == "update":
             self.theta.grad = grad
             self.optimizer.step(update_grads=[weight * grad], mean_weight=weight)
