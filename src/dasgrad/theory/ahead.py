@@ -28,6 +28,8 @@ class Futures:
     """``[..., n, d]``: H_t, after the draw's own gradient."""
     state: dict[str, Tensor]
     """``[..., n, d]`` each: what the moments remember."""
+    own: Tensor | None = None
+    """``[..., n, d]``: m without any weight, where weights have not gone into it."""
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
@@ -95,9 +97,10 @@ def look_ahead(
     before = {key: value.unsqueeze(-2) for key, value in state.items()}
     seen = grads * weights.unsqueeze(-1) if weighting == "gradient" else grads
     ahead = moments.advance(before, seen, hyper)
+    own = None
     direction = moments.phi(ahead, seen, hyper).expand_as(grads)
     if weighting == "update":
-        direction = direction * weights.unsqueeze(-1)
+        own, direction = direction, direction * weights.unsqueeze(-1)
     metric = moments.metric(ahead, hyper).to(grads.dtype).expand_as(grads)
     moved = theta.unsqueeze(-2) - alpha * divide(direction, metric)
-    return Futures(project_rows(projection, moved, metric), direction, metric, ahead)
+    return Futures(project_rows(projection, moved, metric), direction, metric, ahead, own)

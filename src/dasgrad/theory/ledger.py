@@ -15,7 +15,7 @@ from dasgrad.moments import Hyper, Moments
 from dasgrad.projections import Projection
 from dasgrad.theory.ahead import Futures, dual_square_norm, own_directions, square_norm
 from dasgrad.theory.sets import find_diameter
-from dasgrad.theory.terms import NAMES, evaluate_terms
+from dasgrad.theory.terms import NAMES, Terms, evaluate_terms
 from dasgrad.theory.trajectory import Trajectory
 
 HAS_MOMENTUM = ("adam", "amsgrad")
@@ -123,10 +123,10 @@ class Ledger:
         if self._optimum is not None:
             momentum = step.state["exp_avg"] if has_momentum else torch.zeros_like(step.theta)
             every = evaluate_terms(step.futures, step.theta, momentum, self._optimum, step.alpha, beta1)
-            terms = {name: step.expect(getattr(every, name)) for name in NAMES}
-            sums |= terms
+            terms = every.expect(step.p)
+            sums |= {name: float(step.share @ getattr(terms, name)) for name in NAMES}
             if examples is not None:
-                sums |= self._compare(step, examples, every.expect(step.p).total, every)
+                sums |= self._compare(step, examples, terms)
         largest = {"moment_gradient_bound": float(step.seen.abs().max())}
         means = {"gradient_norms": self._mean_sizes(step, examples)}
         if examples is not None:
@@ -145,12 +145,12 @@ class Ledger:
         row["printed_momentum_metric"] = base * before.get("printed_momentum_metric", 0.0) + root * trace
         self._keep(row)
 
-    def _compare(self, step: Step, examples: Examples, total: Tensor, every: object) -> dict[str, float]:
+    def _compare(self, step: Step, examples: Examples, terms: Terms) -> dict[str, float]:
         """Regret, its linear form, and the worst state of this step in the theorem's inequality."""
         full = examples.pi @ examples.grads
         linear = (full * (step.theta - self._optimum)).sum(-1)  # type: ignore[operator]
-        scale = sum((step.p * getattr(every, name).abs()).sum(-1) for name in NAMES) + linear.abs()
-        gap = torch.where(scale > 0, (linear - total) / scale, 0.0)
+        scale = terms.potential.abs() + terms.error + terms.momentum + terms.distance + linear.abs()
+        gap = torch.where(scale > 0, (linear - terms.total) / scale, 0.0)
         self._violation = max(self._violation, float(gap.max()))
         return {"regret": float(step.share @ examples.excess), "linear_regret": float(step.share @ linear)}
 
@@ -162,7 +162,9 @@ class Ledger:
         return torch.maximum(drawn, step.share @ (examples.pi @ examples.grads.abs()))
 
     def _save_by_sampling(self, step: Step, examples: Examples, beta1: float) -> dict[str, float]:
-        direction, metric = own_directions(self._moments, step.state, examples.grads, step.hyper)
+        direction, metric = step.futures.own, step.futures.metric
+        if direction is None:
+            direction, metric = own_directions(self._moments, step.state, examples.grads, step.hyper)
         square = dual_square_norm(direction, metric)
         printed = square_norm(direction, metric)
         found = {
