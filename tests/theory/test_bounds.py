@@ -286,3 +286,34 @@ def test_bounds_refuse_other_methods_steps_and_forms():
 )
 def test_diameters(projection, diameter):
     assert theory.find_diameter(projection) == diameter
+
+
+@pytest.mark.parametrize("d", [1, 4])
+def test_regret_of_sgd_grows_like_d_and_not_like_its_root(d):
+    """f = Σ_h θ_h on [0, 1]^d: the paper says O(√(dT)) in section 5, against its own Corollary 1.1."""
+    problem = theory.FiniteSum(
+        lambda x: x.sum(-1, keepdim=True),
+        lambda x: torch.ones_like(x).unsqueeze(-2),
+        torch.zeros(d, dtype=torch.float64),
+        1,
+        projections.Box(0.0, 1.0),
+    )
+    found = theory.enumerate_draws(problem, Scheme("sgd", alpha=0.1), torch.ones(d, dtype=torch.float64), 20)
+    one = theory.enumerate_draws(lines([1.0], 0.0, 1.0), Scheme("sgd", alpha=0.1), vector(1.0), 20)
+    assert found.get("regret")[-1] == pytest.approx(d * one.get("regret")[-1])
+
+
+def test_lemma_2_needs_the_exact_probabilities():
+    """With a floor, or with scores of an earlier step, sampling saves less than the variance; it may even lose."""
+    problem = linear_model("squares", 8, 2, 7)
+    options = {"alpha": 0.5, "adaptive": True}
+    exact = theory.follow(problem, Scheme("sgd", **options), start_of(problem), 10, 0)
+    floored = theory.follow(problem, Scheme("sgd", floor=0.5, **options), start_of(problem), 10, 0)
+    variances = [np.diff(run.get("variance"), prepend=0.0) / np.sqrt(run.steps) / 4 for run in (exact, floored)]
+    assert exact.get("reduction")[-1] == pytest.approx(variances[0].sum(), rel=1e-9)
+    assert floored.get("reduction")[-1] < 0.95 * variances[1].sum()
+    stale = theory.Walk(problem, Scheme("sgd", alpha=0.5), start_of(problem), 0)
+    stale.sampler.refresh([1.0, *[0.001] * 7])  # what somebody once believed
+    with theory.record(stale.optimizer, stale.sampler, problem=problem) as recorder:
+        stale.take_steps(5)
+    assert recorder.trajectory().get("reduction")[-1] < 0

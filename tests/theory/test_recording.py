@@ -103,6 +103,7 @@ def fresh(**options):
         ({"bias_correction": True}, "bias_correction off, got True"),
         ({"weight_decay": 0.1}, "weight_decay off, got 0.1"),
         ({"maximize": True}, "maximize off"),
+        ({"moments": dasgrad.moments.Moments()}, r"must have built-in moments, got Moments\(\)"),
     ],
 )
 def test_settings_no_theorem_has_are_refused(options, message):

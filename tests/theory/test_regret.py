@@ -77,6 +77,13 @@ def test_adam_fails_where_amsgrad_and_dasgrad_do_not(moments, adaptive, fails):
         assert found[0] > 2 * found[1] > 4 * found[2]
 
 
+def test_adaptive_draws_do_not_cure_adam():
+    options = {"alpha": 0.5, "beta1": 0.0, "beta2": 0.1, "adaptive": True}
+    problem = lines([3.0, -1.0, -1.0], -1.0, 1.0)
+    assert mean_regrets(problem, Scheme("adam", **options), 2000)[2] > 0.3
+    assert mean_regrets(problem, Scheme("amsgrad", **options), 2000)[2] < 0.03
+
+
 STEEP = lines([-50.0, *[1.0] * 99], -1.0, 1.0)
 
 

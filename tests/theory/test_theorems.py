@@ -147,3 +147,16 @@ def test_a_single_trajectory_may_break_the_bound():
     of_runs_that_went_to_minus_3 = totals(found)[-1] - second_error + 0.0
     assert second_error == pytest.approx(2**0.5)
     assert found.get("regret")[-1] > of_runs_that_went_to_minus_3 + 1
+
+
+def test_theorem_3_needs_the_momentum_of_the_draw_and_not_the_mean():
+    """f = θ and −θ from 0, T = 2, β = (½, 0): by the paper's notation m_{t−1} is the mean over examples, which is 0.
+
+    Regret is 0. With ‖V̂^(−1/4) m_{t−1}‖² of the mean the right-hand side is negative; with its expectation over the
+    draws it is not.
+    """
+    problem = replace(lines([1.0, -1.0], -50.0, 50.0), optimum=vector(0.0))  # f = 0: every point is one
+    found = theory.enumerate_draws(problem, Scheme("amsgrad", beta1=0.5, beta2=0.0), vector(0.0), 2)
+    assert found.get("regret")[-1] == 0
+    assert totals(found)[-1] - found.get("momentum")[-1] < -0.01
+    assert totals(found)[-1] > 0

@@ -1,4 +1,4 @@
-"""Experiments on real data that call the public API alone, and the records they leave on disk.
+"""Experiments, mostly on real data, that call the public API alone, and the records they leave on disk.
 
 `registry` knows which there are, and each has a module. `methods` are what is compared, `problems` what they are
 compared on. `runner` runs an experiment over methods and seeds, with learning rates of `tuning`, in processes of

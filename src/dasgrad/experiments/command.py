@@ -25,6 +25,7 @@ examples:
   dasgrad run mnist --methods dasgrad,adam    some of its methods
   dasgrad run imdb --full --device cuda       the paper's number of seeds, on a GPU
   dasgrad run mnist --tune                    choose the learning rates anew
+  dasgrad run theory                          the paper's bounds against measured regret
   dasgrad report runs                         one page of all the runs there
   dasgrad data list                           the data sets, and which of them are here
   dasgrad list                                the records under runs

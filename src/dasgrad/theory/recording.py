@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dasgrad.moments import Hyper, Moments, resolve
+from dasgrad.moments import BuiltinMoments, Hyper, Moments, resolve
 from dasgrad.optim import DASGrad
 from dasgrad.sampling import AdaptiveSampler
 from dasgrad.theory.ahead import Futures, look_ahead
@@ -221,6 +221,10 @@ def _check_optimizer(optimizer: object) -> None:
             raise ValueError(
                 f"`record(optimizer=...)` must have {option} off, got {group[option]!r}: no theorem has it."
             )
+    if not isinstance(resolve(group["moments"]), BuiltinMoments):
+        raise ValueError(
+            f"`record(optimizer=...)` must have built-in moments, got {group['moments']!r}: its momentum is not known."
+        )
     if any(optimizer.state.get(param) for param in group["params"]):
         raise ValueError("`record(optimizer=...)` must start before the first step, for t is counted from 1.")
 
