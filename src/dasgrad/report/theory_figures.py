@@ -55,7 +55,7 @@ def _draw_per_step(axes: Axes, records: Mapping[str, Sequence[Record]], styles: 
     axes.set_title("Regret per step, R(t)/t")
     axes.set_xlabel("steps t")
     axes.set_ylabel("mean and 95 % band over seeds")
-    axes.legend(frameon=False, fontsize=7, loc="lower left")
+    axes.legend(facecolor="white", framealpha=0.85, edgecolor="none", fontsize=7, loc="lower left")
 
 
 def _draw_terms(axes: Axes, runs: Sequence[Record], style: Style) -> None:
@@ -77,7 +77,7 @@ def _draw_terms(axes: Axes, runs: Sequence[Record], style: Style) -> None:
     axes.set_title(f"Term by term: {style.label}", fontsize=10)
     axes.set_xlabel("steps t")
     axes.set_ylabel("sums up to t, means over seeds")
-    axes.legend(frameon=False, fontsize=7, loc="best")
+    axes.legend(facecolor="white", framealpha=0.85, edgecolor="none", fontsize=7, loc="best")
 
 
 def _draw_bounds_at_the_end(axes: Axes, records: Mapping[str, Sequence[Record]], styles: Mapping[str, Style]) -> None:
