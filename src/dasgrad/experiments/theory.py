@@ -109,13 +109,14 @@ def _theory_columns(trajectory: theory.Trajectory, steps: NDArray[np.int64]) -> 
 THEORY = register(
     Experiment(
         name="theory",
-        title="Regret against its bounds, the loss being R(t)/t",
+        title="Regret, per step as the loss",
         build=functools.cache(build_problem),
         methods=METHOD_NAMES,
         comparisons=(
             ("ap-sgd-theory", "sgd-theory"),
             ("dasgrad-theory", "amsgrad-theory"),
             ("dasgrad-paper-theory", "amsgrad-theory"),
+            ("dasgrad-constant-theory", "amsgrad-theory"),
         ),
         reference="amsgrad-theory",
         weight_decay=0.0,
