@@ -122,7 +122,7 @@ THEORY = register(
         weight_decay=0.0,
         learning_rates=(0.05, 0.15, 0.5, 1.5, 5.0),
         num_tuning_seeds=2,
-        defaults=Settings(num_seeds=8, num_steps=1000, batch_size=1, refresh=1),
+        defaults=Settings(num_seeds=6, num_steps=1000, batch_size=1, refresh=1),
         cases=CASES,
         describe_case=describe_case,
         num_full_seeds=50,
