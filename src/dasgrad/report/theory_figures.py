@@ -31,7 +31,7 @@ def draw_bounds(
 ) -> list[Path]:
     """Draw the three panels and write them to ``stem`` with .png and .svg, atomically; returns the files."""
     with mpl.rc_context({"font.size": 10, "svg.hashsalt": "dasgrad"}):
-        figure = Figure(figsize=(14.5, 4.6), layout="constrained")
+        figure = Figure(figsize=(14.5, 5.2), layout="constrained")
         per_step, terms, bounds = figure.subplots(1, 3, width_ratios=(1.0, 1.0, 1.1))
         _draw_per_step(per_step, records, styles)
         chosen = next((name for name in SHOWN if name in records), next(iter(records)))
@@ -55,7 +55,7 @@ def _draw_per_step(axes: Axes, records: Mapping[str, Sequence[Record]], styles: 
     axes.set_title("Regret per step, R(t)/t")
     axes.set_xlabel("steps t")
     axes.set_ylabel("mean and 95 % band over seeds")
-    axes.legend(facecolor="white", framealpha=0.85, edgecolor="none", fontsize=7, loc="lower left")
+    axes.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
 
 
 def _draw_terms(axes: Axes, runs: Sequence[Record], style: Style) -> None:
@@ -77,7 +77,7 @@ def _draw_terms(axes: Axes, runs: Sequence[Record], style: Style) -> None:
     axes.set_title(f"Term by term: {style.label}", fontsize=10)
     axes.set_xlabel("steps t")
     axes.set_ylabel("sums up to t, means over seeds")
-    axes.legend(facecolor="white", framealpha=0.85, edgecolor="none", fontsize=7, loc="best")
+    axes.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
 
 
 def _draw_bounds_at_the_end(axes: Axes, records: Mapping[str, Sequence[Record]], styles: Mapping[str, Style]) -> None:
@@ -103,7 +103,7 @@ def _draw_bounds_at_the_end(axes: Axes, records: Mapping[str, Sequence[Record]],
             axes.annotate("vacuous", (row.derived, place), (-6, 5), textcoords="offset points", fontsize=7, ha="right")
     axes.set_xscale("log")
     axes.set_yticks(places, [f"{styles[row.method].label} ({row.statement})" for row in rows], fontsize=8)
-    axes.set_ylim(-0.7, len(rows) + 0.9)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.set_title("At the last step")
     axes.set_xlabel("regret and its bounds")
-    axes.legend(frameon=False, fontsize=7, loc="upper center", ncols=2)
+    axes.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.4, -0.13), ncols=2)
