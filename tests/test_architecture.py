@@ -52,7 +52,7 @@ def test_every_public_name_is_there_and_sorted():
     assert sorted(dasgrad.__all__) == dasgrad.__all__
     for name in dasgrad.__all__:
         assert getattr(dasgrad, name) is not None
-    for name in ("moments", "projections", "reference", "targets"):
+    for name in ("moments", "projections", "reference", "targets", "theory"):
         importlib.import_module(f"dasgrad.{name}")
 
 
@@ -61,7 +61,7 @@ def test_the_core_needs_torch_and_numpy_alone():
     code = (
         "import sys\n"
         "for name in ('matplotlib', 'pyarrow', 'sklearn', 'tqdm', 'scipy', 'pandas'): sys.modules[name] = None\n"
-        "import dasgrad, dasgrad.reference\n"
+        "import dasgrad, dasgrad.reference, dasgrad.theory\n"
         "print(dasgrad.__version__)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

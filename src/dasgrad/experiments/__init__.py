@@ -1,4 +1,4 @@
-"""Experiments on real data that call the public API alone, and the records they leave on disk.
+"""Experiments, mostly on real data, that call the public API alone, and the records they leave on disk.
 
 `registry` knows which there are, and each has a module. `methods` are what is compared, `problems` what they are
 compared on. `runner` runs an experiment over methods and seeds, with learning rates of `tuning`, in processes of
@@ -13,6 +13,7 @@ from dasgrad.experiments.mnist import MNIST
 from dasgrad.experiments.multitask import MULTITASK
 from dasgrad.experiments.registry import EXPERIMENTS, Experiment, Settings, find_experiment
 from dasgrad.experiments.shift import SHIFT
+from dasgrad.experiments.theory import THEORY
 
 __all__ = [
     "CENTROID",
@@ -23,6 +24,7 @@ __all__ = [
     "MNIST",
     "MULTITASK",
     "SHIFT",
+    "THEORY",
     "Experiment",
     "Settings",
     "find_experiment",

@@ -25,6 +25,7 @@ examples:
   dasgrad run mnist --methods dasgrad,adam    some of its methods
   dasgrad run imdb --full --device cuda       the paper's number of seeds, on a GPU
   dasgrad run mnist --tune                    choose the learning rates anew
+  dasgrad run theory                          the paper's bounds against measured regret
   dasgrad report runs                         one page of all the runs there
   dasgrad data list                           the data sets, and which of them are here
   dasgrad list                                the records under runs
@@ -172,7 +173,8 @@ def _read_settings(parser: argparse.ArgumentParser, experiment: Experiment, opti
     try:
         check_settings(experiment, settings)
     except ValueError as error:
-        parser.error(f"argument --batch-size: {str(error).partition('` ')[2]}")
+        option = str(error).partition("(")[2].partition("=")[0].replace("_", "-")
+        parser.error(f"argument --{option}: {str(error).partition('` ')[2]}")
     return settings
 
 

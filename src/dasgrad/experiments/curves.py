@@ -25,6 +25,8 @@ from dasgrad.experiments.problems import Problem, evaluate, summarise_evaluation
 from dasgrad.experiments.records import COLUMNS, DRAW_COLUMNS, RunConfig
 
 Curves = dict[str, NDArray[np.float64]]
+Trace = Callable[[Problem, RunConfig, Callable[[], bool], DrawRecorder | None], Curves]
+"""`trace`, or what an experiment has in its place."""
 
 
 class CancelledError(Exception):

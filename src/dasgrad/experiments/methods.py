@@ -3,7 +3,8 @@
 Adaptive methods come in pairs with baselines, from which they differ in how examples are drawn, and in nothing else:
 ap-SGD has SGD's moments, ``dasgrad`` AMSGrad's and ``dasgrad-adam`` Adam's, with the bias correction of torch.
 ``dasgrad-paper`` is Algorithm 2 to the letter. Baselines draw in reshuffled passes, as people do, or, with ``-iid`` in
-their names, independently with replacement, as theory has it.
+their names, independently with replacement, as theory has it. Methods with ``-theory`` in theirs are those of the
+theorems: no bias correction, eps = 0, β₁/t unless they say otherwise, and scores that are never stale.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import dasgrad
+from dasgrad.theory import Scheme
 
 BETAS = (0.9, 0.99)
 Scores = Literal["frozen", "own"]
@@ -39,6 +41,8 @@ class Method:
     """Options of `AdaptiveSampler` other than its defaults."""
     falling: bool = True
     """Whether the learning rate is α/√t; AdaGrad's own sum has that built in."""
+    scheme: Scheme | None = None
+    """The method as theory has it, where a theorem is about it."""
 
     @property
     def adaptive(self) -> bool:
@@ -104,6 +108,33 @@ _LITERAL = Method(
 )
 _DASGRAD = Method("DASGrad", _dasgrad, "adaptive", "objective")
 
+
+def _of_theorem(label: str, scheme: Scheme) -> Method:
+    def make_optimizer(params: Parameters, lr: float, decay: float) -> Optimizer:
+        betas = (scheme.beta1, scheme.beta2)
+        options = {"moments": scheme.moments, "weighting": scheme.weighting}
+        return dasgrad.DASGrad(params, lr, betas, scheme.eps, decay, **options)  # type: ignore[arg-type]
+
+    draws: Draws = "adaptive" if scheme.adaptive else "independent"
+    sampler = {"floor": scheme.floor, "epsilon": scheme.epsilon, "stratified": "none"}
+    return Method(label, make_optimizer, draws, sampler=sampler, scheme=scheme)
+
+
+_THEORY = {
+    "sgd-theory": _of_theorem("SGD", Scheme("sgd")),
+    "ap-sgd-theory": _of_theorem("ap-SGD", Scheme("sgd", adaptive=True)),
+    "adagrad-theory": _of_theorem("AdaGrad", Scheme("adagrad")),
+    "adam-theory": _of_theorem("Adam, β₁/t", Scheme("adam", beta1_power=1.0)),
+    "amsgrad-theory": _of_theorem("AMSGrad, β₁/t", Scheme("amsgrad", beta1_power=1.0)),
+    "dasgrad-theory": _of_theorem("DASGrad, β₁/t", Scheme("amsgrad", beta1_power=1.0, adaptive=True)),
+    "dasgrad-paper-theory": _of_theorem(
+        "DASGrad as printed, β₁/t", Scheme("amsgrad", "update", beta1_power=1.0, adaptive=True)
+    ),
+    "dasgrad-constant-theory": _of_theorem(
+        "DASGrad as printed, constant β₁", Scheme("amsgrad", "update", adaptive=True)
+    ),
+}
+
 METHODS: dict[str, Method] = {
     "dasgrad": _DASGRAD,
     "dasgrad-paper": _LITERAL,
@@ -114,6 +145,7 @@ METHODS: dict[str, Method] = {
     # Where the objective is not the plain mean over the training set:
     "dasgrad-printed-weights": replace(_DASGRAD, label="DASGrad, weights as printed", target="printed"),
     "amsgrad-weighted": replace(_BASELINES["amsgrad"], label="AMSGrad, weighted loss", target="objective"),
+    **_THEORY,
 }
 
 
@@ -139,6 +171,8 @@ def resolve_options(method: str, weight_decay: float, scores: Scores = "own") ->
         "draws": own.draws,
         "target": own.target,
     }
+    if own.scheme is not None:
+        options["beta1_power"] = own.scheme.beta1_power
     if own.adaptive:
         scorer = dasgrad.ExampleScorer(model, nn.functional.mse_loss, optimizer, preconditioner=scores)
         sampler = dasgrad.AdaptiveSampler(1, 1, **sampler_options(method))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dasgrad.experiments.curves import Trace
 from dasgrad.experiments.methods import METHODS, SCORES, Scores
 from dasgrad.experiments.problems import Problem
 
@@ -66,6 +67,9 @@ class Experiment:
     """The paper's number of seeds."""
     num_points: int = 50
     """Points on a curve, about."""
+    trace: Trace | None = None
+    """How a run is made, where not by `curves.trace`; such an experiment runs on the CPU, with batch size and refresh
+    as they are by default."""
 
     def __post_init__(self) -> None:
         named = (*self.methods, self.reference, *(name for pair in self.comparisons for name in pair))

@@ -149,12 +149,18 @@ def _make_outcome(
 
 
 def check_settings(experiment: Experiment, settings: Settings) -> None:
-    """Refuse a batch larger than the training set.
+    """Refuse a batch larger than the training set, and what an experiment with a trace of its own does not have.
 
     Raises:
         ValueError: naming the setting, the range and the value.
         DataError: when the data set is not on this machine.
     """
+    if experiment.trace is not None:
+        for name in ("batch_size", "refresh", "device"):
+            only, got = getattr(experiment.defaults, name), getattr(settings, name)
+            if got != only:
+                raise ValueError(f"`Settings({name}=...)` must be {only!r} in {experiment.name}, got {got!r}.")
+        return
     num_examples = _load_problem(experiment.name, experiment.cases[0], "cpu").num_examples
     if settings.batch_size > num_examples:
         raise ValueError(
@@ -177,7 +183,8 @@ def make_config(
         refresh=settings.refresh if METHODS[method].adaptive else None,
         evaluation_interval=evaluation_interval(settings.num_steps, experiment.num_points),
         device=settings.device,
-        options={**experiment.describe_case(case), **resolve_options(method, experiment.weight_decay, settings.scores)},
+        # A case may set options of its own; most only describe their problem.
+        options={**resolve_options(method, experiment.weight_decay, settings.scores), **experiment.describe_case(case)},
         case=case,
     )
 
@@ -188,7 +195,8 @@ def perform(config: RunConfig, path: Path, cancelled: Callable[[], bool] = lambd
     _warm_up(config.experiment, config.case, config.method, config.device, config.options.get("preconditioner", "own"))
     # One seed shows what is drawn; its file comes first, so that a record is never without it.
     draws = DrawRecorder(problem.num_examples) if METHODS[config.method].adaptive and config.seed == 0 else None
-    curves = trace(problem, config, cancelled, draws)
+    own_trace = find_experiment(config.experiment).trace or trace
+    curves = own_trace(problem, config, cancelled, draws)
     if draws is not None:
         write_draws(path.with_name(draws_name(path.name)), draws.finish(*problem.data.train))
     machine = {**describe_machine(config.device), "processes": num_processes_here()}
@@ -212,7 +220,8 @@ def _warm_up(experiment: str, case: str, method: str, device: str, scores: Score
     """Take a few steps unrecorded: what torch sets up on first use is no cost of the first run's method."""
     known = find_experiment(experiment)
     defaults = replace(known.defaults, num_steps=4, refresh=2, device=device, scores=scores)
-    trace(_load_problem(experiment, case, device), make_config(known, defaults, method, 0.1, 0, case))
+    config = make_config(known, defaults, method, 0.1, 0, case)
+    (known.trace or trace)(_load_problem(experiment, case, device), config, lambda: False, None)
 
 
 class _Session:

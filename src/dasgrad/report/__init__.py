@@ -20,7 +20,10 @@ __all__ = ["write_report", "write_reports"]
 def write_reports(outcomes: Sequence["Outcome"], folder: Path) -> tuple[str, list[Path]]:
     """As `write_report`, for all cases of an experiment: a table of each, and one figure that compares them."""
     from dasgrad.report.tables import format_cases
+    from dasgrad.report.theory import has_bounds
 
+    if all(has_bounds(outcome.records) for outcome in outcomes):
+        return _write_bounds(outcomes, folder)
     if len(outcomes) == 1:
         return write_report(outcomes[0], folder)
     texts, files = [], []
@@ -34,6 +37,24 @@ def write_reports(outcomes: Sequence["Outcome"], folder: Path) -> tuple[str, lis
             from dasgrad.report.cases import draw_cases
 
             files += draw_cases(outcomes, folder / outcomes[0].experiment.name)
+    return "\n\n\n".join(texts), files
+
+
+def _write_bounds(outcomes: Sequence["Outcome"], folder: Path) -> tuple[str, list[Path]]:
+    from dasgrad.report.theory import format_bounds, write_bounds_csv
+
+    texts = [format_bounds(f"Regret on {outcome.case}", outcome.records) for outcome in outcomes]
+    files = [write_bounds_csv({outcome.case: outcome.records for outcome in outcomes}, folder / "summary.csv")]
+    if not missing_extras(["matplotlib"]):
+        from dasgrad.report.styles import assign_styles
+        from dasgrad.report.theory_figures import draw_bounds
+
+        for outcome in outcomes:
+            title = (
+                f"Regret on {outcome.case}: {outcome.settings.num_steps:,} steps, {outcome.settings.num_seeds} seeds"
+            )
+            stem = folder / f"{outcome.experiment.name}-{outcome.case}"
+            files += draw_bounds(title, outcome.records, assign_styles(outcome.records), stem)
     return "\n\n\n".join(texts), files
 
 

@@ -38,6 +38,14 @@ STYLES = {
     "adagrad-iid": Style("AdaGrad, independent draws", "#4CC3A1", (2.0, 1.0)),
     "rmsprop": Style("RMSProp, reshuffled", "#CC79A7", (5.0, 1.5)),
     "rmsprop-iid": Style("RMSProp, independent draws", "#DFA6C6", (2.0, 1.0)),
+    "sgd-theory": Style("SGD", "#777777", (5.0, 1.5)),
+    "ap-sgd-theory": Style("ap-SGD", "#000000"),
+    "adagrad-theory": Style("AdaGrad", "#009E73", (2.0, 1.0)),
+    "adam-theory": Style("Adam, β₁/t", "#E69F00", (1.6, 1.0)),
+    "amsgrad-theory": Style("AMSGrad, β₁/t", "#56B4E9", (4.0, 1.5)),
+    "dasgrad-theory": Style("DASGrad, β₁/t", "#0068A8"),
+    "dasgrad-paper-theory": Style("DASGrad as printed, β₁/t", "#003A63", (9.0, 1.6)),
+    "dasgrad-constant-theory": Style("DASGrad as printed, constant β₁", "#A23B00", (9.0, 1.2, 1.2, 1.2)),
 }
 
 # For methods that have no style of their own, in this order.

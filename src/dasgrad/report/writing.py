@@ -10,6 +10,8 @@ from dasgrad.report.figures import Panels, draw_figure
 from dasgrad.report.html import render_page
 from dasgrad.report.page import build_page, styles_of, title_of
 from dasgrad.report.tables import write_page_csv
+from dasgrad.report.theory import has_bounds
+from dasgrad.report.theory_figures import draw_bounds
 
 
 def write_page(collection: Collection, name: str, path: Path) -> list[Path]:
@@ -29,7 +31,12 @@ def write_page(collection: Collection, name: str, path: Path) -> list[Path]:
     names: set[str] = set()
     for run_set in collection.sets:
         stem = _file_stem(run_set.name, names)
-        figures += draw_figure(_panels(run_set), figures_folder(path) / stem)
+        panels, place = _panels(run_set), figures_folder(path) / stem
+        several = all(len(runs) > 1 for runs in panels.records.values())
+        if has_bounds(panels.records) and several:
+            figures += draw_bounds(panels.title, panels.records, panels.styles, place)
+        else:
+            figures += draw_figure(panels, place)
     write_page_csv(page, table)
     atomic.write(path, render_page(page).encode())
     return [path, table, *figures]
