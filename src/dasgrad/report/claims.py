@@ -154,23 +154,29 @@ def improves_more(larger: str, smaller: str) -> Evidence:
     return find
 
 
-def grows_with_variance(sets: Sequence[RunSet]) -> list[Finding]:
-    """The improvement in training loss rises with the variance of the features."""
-    quantity = find_quantity("train_loss")
-    found = []
-    kinds = list(dict.fromkeys(str(run_set.problem.get("problem", "")) for run_set in sets))
-    for kind, over in itertools.product(kinds, BASELINES):
-        gains: dict[float, Array] = {}
-        for run_set in (s for s in sets if str(s.problem.get("problem", "")) == kind):
-            variance, chosen = variance_of(run_set), _first_pair([run_set], over)
-            if variance is not None and chosen and len(chosen[2]) > 1:
-                gains[variance] = final_gains(chosen[0].at(chosen[2]), chosen[1].at(chosen[2]), quantity)
-        for low, high in itertools.pairwise(sorted(gains)):
-            means = f"{gains[high].mean():.1%} against {gains[low].mean():.1%}"
-            where = f"{kind}: " if kind else ""
-            text = f"{where}improvement over {over} at variance {high:g} less that at {low:g} ({means})"
-            found.append(Finding(text, _difference_of_means(gains[high], gains[low]), "points"))
-    return found
+def grows_with_variance(kind: str) -> Evidence:
+    """The improvement in training loss rises with the variance of the features, where it is made in one way.
+
+    Learning is online, so the baselines draw independently where there are such runs.
+    """
+
+    def find(sets: Sequence[RunSet]) -> list[Finding]:
+        quantity = find_quantity("train_loss")
+        mine = [s for s in sets if str(s.problem.get("problem", "")) == kind]
+        found = []
+        for over in BASELINES:
+            gains: dict[float, Array] = {}
+            for run_set in mine:
+                variance, chosen = variance_of(run_set), _first_pair([run_set], over, prefer="-iid")
+                if variance is not None and chosen and len(chosen[2]) > 1:
+                    gains[variance] = final_gains(chosen[0].at(chosen[2]), chosen[1].at(chosen[2]), quantity)
+            for low, high in itertools.pairwise(sorted(gains)):
+                means = f"{gains[high].mean():.1%} against {gains[low].mean():.1%}"
+                text = f"improvement over {over} at variance {high:g} less that at {low:g} ({means})"
+                found.append(Finding(text, _difference_of_means(gains[high], gains[low]), "points"))
+        return found
+
+    return find
 
 
 def is_slower(sets: Sequence[RunSet]) -> list[Finding]:
@@ -243,10 +249,10 @@ def variance_of(run_set: RunSet) -> float | None:
     return float(number[1]) if number else None
 
 
-def _first_pair(sets: Sequence[RunSet], over: str) -> tuple[Series, Series, list[int]] | None:
-    """The comparison with the most seeds; of equals, the first."""
+def _first_pair(sets: Sequence[RunSet], over: str, prefer: str = "") -> tuple[Series, Series, list[int]] | None:
+    """The comparison with the most seeds; of equals, one with a baseline of a preferred ending, else the first."""
     found = [pair for run_set in sets for pair in pairs(run_set) if _base(pair[1].method) == over]
-    return max(found, key=lambda pair: len(pair[2]), default=None)
+    return max(found, key=lambda pair: (len(pair[2]), bool(prefer) and pair[1].method.endswith(prefer)), default=None)
 
 
 def _difference_of_means(larger: Array, smaller: Array) -> Interval:
@@ -326,13 +332,16 @@ CLAIMS = (
         )
         for experiment, title in (("mnist", "MNIST"), ("imdb", "IMDB"), ("cifar10", "CIFAR-10"))
     ),
-    Claim(
-        "variance",
-        "The greater the variance of the gradients, the greater the benefit (online centroid learning).",
-        "section 6, figure 2",
-        ("centroid",),
-        grows_with_variance,
-        "Reproduced only if every rise in variance raises the improvement, whichever way the variance is made.",
+    *(
+        Claim(
+            f"variance-{kind}",
+            f"The greater the variance of the gradients, the greater the benefit (online centroid learning, {how}).",
+            "section 6, figure 2",
+            ("centroid",),
+            grows_with_variance(kind),
+            "The paper does not say how it raised the variance; reproduced only if every rise raises the improvement.",
+        )
+        for kind, how in (("tail", "some examples far from the rest"), ("scale", "all features scaled alike"))
     ),
     Claim(
         "shift",
