@@ -2,8 +2,9 @@
 
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -20,7 +21,11 @@ from dasgrad.report.paired import band_of
 from dasgrad.report.styles import Style, assign_styles
 
 EARLY_SHARE = 0.05
-"""Of the steps, those in which accuracy climbs from chance; the accuracy panel does not zoom out to them."""
+"""Of the steps, those of the first steep change, which would hide all that follows; panels do not zoom out to them."""
+DASHES: tuple[tuple[float, ...], ...] = ((), (1.2, 1.2), (5.0, 1.5), (6.0, 1.5, 1.2, 1.5))
+"""By baseline, among the comparisons of one method."""
+FEW = 5
+"""Up to so many entries a legend fits into its panel."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +55,8 @@ def panels_of(outcome: Outcome) -> Panels:
 def draw_figure(panels: Panels, stem: Path) -> list[Path]:
     """Draw the three panels and write them to ``stem`` with .png and .svg, atomically; returns the files."""
     with mpl.rc_context({"font.size": 10, "svg.hashsalt": "dasgrad"}):
-        figure = Figure(figsize=(12.5, 4.2), layout="constrained")
+        rows = max(len(panels.comparisons), len(panels.records) if len(panels.records) > FEW else 0)
+        figure = Figure(figsize=(12.5, 4.0 + 0.16 * rows), layout="constrained")
         loss, accuracy, improvement = figure.subplots(1, 3)
         _draw_loss(loss, panels)
         _draw_accuracy(accuracy, panels)
@@ -72,26 +78,37 @@ def _draw_loss(axes: Axes, panels: Panels) -> None:
         _draw_band(axes, runs, band_of(stack(runs, "train_loss")), style, label)
     if any((stack(runs, "train_loss") > 0).any() for runs in panels.records.values()):
         axes.set_yscale("log")
+    settled = _settled(panels, "train_loss")
+    if settled and min(settled) > 0:
+        axes.set_ylim(min(settled) * 0.97, max(settled) * 1.03)
     axes.set_title("Training loss")
     axes.set_ylabel("objective: loss and L2 term")
-    axes.legend(frameon=False, fontsize=10 if len(panels.records) <= 4 else 7)
+    if len(panels.records) <= FEW:
+        axes.legend(frameon=False, fontsize=9, loc="upper right")
+    else:
+        axes.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+
+
+def _settled(panels: Panels, column: str) -> list[float]:
+    """All finite means after the first steps."""
+    means = [(runs[0].curves["step"], stack(runs, column).mean(0)) for runs in panels.records.values()]
+    late = [float(value) for steps, mean in means for value in mean[steps >= EARLY_SHARE * steps[-1]]]
+    return [value for value in late if math.isfinite(value)]
 
 
 def _draw_accuracy(axes: Axes, panels: Panels) -> None:
     widths = {"train_accuracy": 2.4, "test_accuracy": 1.1}
-    settled = []
     for method, runs in panels.records.items():
         steps, style = runs[0].curves["step"], panels.styles[method]
         for column, width in widths.items():
             mean = stack(runs, column).mean(0)
             axes.plot(steps, mean, color=style.color, linestyle=style.linestyle, linewidth=width)
-            settled.append(mean[steps >= EARLY_SHARE * steps[-1]].min())
-    finite = [value for value in settled if math.isfinite(value)]
-    if finite:
-        axes.set_ylim(max(0.0, min(finite) - 0.01), 1.002)  # the first steep rise would hide all that follows
+    settled = [value for column in widths for value in _settled(panels, column)]
+    if settled:
+        axes.set_ylim(max(0.0, min(settled) - 0.01), min(1.002, max(settled) + 0.01))
     axes.set_title("Accuracy")
     axes.set_ylabel("examples classified correctly")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     kinds = zip(("training set", "test set"), widths.values(), strict=True)
     handles = [Line2D([], [], color="black", linewidth=width, label=label) for label, width in kinds]
     axes.legend(handles=handles, frameon=False, loc="lower right")
@@ -100,21 +117,27 @@ def _draw_accuracy(axes: Axes, panels: Panels) -> None:
 def _draw_improvement(axes: Axes, panels: Panels) -> None:
     axes.axhline(0.0, color="#555555", linewidth=1.0)
     several = len({method for method, _, _ in panels.comparisons}) < len(panels.comparisons)
-    drawn: set[str] = set()
+    drawn: Counter[str] = Counter()
+    settled: list[float] = []
     for method, baseline, seeds in panels.comparisons:
         own, before = ([run for run in panels.records[name] if run.config.seed in seeds] for name in (method, baseline))
-        style = panels.styles[baseline if method in drawn else method]
+        style = replace(panels.styles[method], dash=DASHES[drawn[method] % len(DASHES)])
         label = f"over {panels.styles[baseline].label}"
         band = relative_improvement_band(before, own)
+        late = own[0].curves["step"] >= EARLY_SHARE * own[0].curves["step"][-1]
+        settled += [float(v) for edge in (band.low, band.high) for v in edge[late] if math.isfinite(v)]
         _draw_band(axes, own, band, style, f"{panels.styles[method].label} {label}" if several else label)
-        drawn.add(method)
+        drawn[method] += 1
     axes.set_title("Paired improvement by adaptive draws")
     axes.set_ylabel("training loss below the baseline's")
     if panels.comparisons:
-        size = 10 if len(panels.comparisons) <= 2 else 7
-        axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 0.06), fontsize=size)
+        size = 9 if len(panels.comparisons) <= 2 else 7
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=size)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.margins(y=0.12)
+    if settled:
+        low, high = min(0.0, *settled), max(0.0, *settled)
+        space = 0.15 * (high - low) or 0.01
+        axes.set_ylim(low - space, high + space)
     for edge, height, word in (("top", 0.97, "better"), ("bottom", 0.03, "worse")):
         axes.text(0.98, height, word, transform=axes.transAxes, ha="right", va=edge, style="italic", color="#555555")
 
