@@ -27,9 +27,10 @@ METHODS = (
 )
 RUNS = Path("runs/bench/wallclock.jsonl")
 NUM_POINTS = 40
-QUICK_SEEDS, QUICK_TUNING_SEEDS, QUICK_STEPS, QUICK_POINTS, QUICK_RATES = 2, 1, 100, 8, 2
-QUICK_BATCH_SIZES, QUICK_SHARE = (32, 128), 20
-"""A check that all works, on one example of 20; no measurement."""
+QUICK_PROBLEMS = ("rare", "hopeless")
+QUICK_SEEDS, QUICK_TUNING_SEEDS, QUICK_STEPS, QUICK_POINTS, QUICK_RATES = 2, 1, 60, 8, 1
+QUICK_BATCH_SIZES, QUICK_SHARE = (32, 128), 40
+"""A check that all works, on one example of 40; no measurement."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +62,8 @@ def run(*names: str, options: argparse.Namespace) -> list[Row]:
     """Rows of the problems named; by default of all that this device can train."""
     check(names, options)
     device = torch.device(options.device)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    if options.threads is not None or options.quick:
+        torch.set_num_threads(options.threads or 1)  # a check may run beside other work
     if options.no_resume:
         options.runs.unlink(missing_ok=True)
     store = Store(options.runs)
@@ -71,7 +72,7 @@ def run(*names: str, options: argparse.Namespace) -> list[Row]:
     progress = Progress(options.minutes)
     rows: list[Row] = []
     try:
-        for name in names or default_problems(device):
+        for name in names or (QUICK_PROBLEMS if options.quick else default_problems(device)):
             rows += measure(name, options, device, store, progress)
     except OutOfTimeError as error:
         raise SystemExit(f"Out of time ({error}); the same command again goes on.") from None
@@ -109,12 +110,12 @@ def check(names: tuple[str, ...], options: argparse.Namespace) -> None:
         raise SystemExit(f"--batch-sizes must be positive, got {options.batch_sizes}.")
 
 
-def default_problems(device: torch.device) -> list[str]:
+def default_problems(device: torch.device) -> tuple[str, ...]:
     """All problems, less those for a GPU where there is none; they can still be asked for by name."""
     left_out = [name for name, case in CASES.items() if case.needs_gpu and device.type == "cpu"]
     if left_out:
         print(f"left out on a CPU: {', '.join(left_out)}", file=sys.stderr)
-    return [name for name in CASES if name not in left_out]
+    return tuple(name for name in CASES if name not in left_out)
 
 
 def measure(
