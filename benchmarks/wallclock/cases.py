@@ -89,7 +89,7 @@ CASES: Mapping[str, Case] = {
         "rare events: is it a 3? MNIST with 1 % of 3s, MLP 784-32-1",
         build_rare,
         num_steps=8000,
-        learning_rates=(3e-4, 1e-3, 3e-3, 1e-2),
+        learning_rates=(1e-3, 3e-3, 1e-2, 3e-2),
         falling_rates=(0.01, 0.03, 0.1, 0.3),
     ),
     "mnist": Case(

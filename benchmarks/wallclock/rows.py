@@ -118,7 +118,10 @@ def _equal_time(comparison: Comparison, method: str, moment: float) -> dict[str,
     return values
 
 
-def _scoring_share(comparison: Comparison, method: str) -> float:
+def _scoring_share(comparison: Comparison, method: str) -> float | None:
+    """Of all seconds, those of refreshes, which are taken by the wall clock alone."""
+    if comparison.clock != "wall":
+        return None
     last = [runs[-1] for runs in comparison.runs[method]]
     return float(sum(run["scoring_seconds"] for run in last) / sum(run["curves"]["seconds"][-1] for run in last))
 

@@ -58,7 +58,7 @@ def _cells(row: Row) -> list[str]:
         f"{sign}{show(row['ours'])}",
         f"{sign}{show(row['ratio'])} [{show(row['low'])}, {show(row['high'])}]",
         budget,
-        f"{row['scoring_share']:.0%}",
+        "–" if row["scoring_share"] is None else f"{row['scoring_share']:.0%}",
         _difference(row, "train_loss"),
         _difference(row, "test_loss"),
         _difference(row, "test_accuracy"),
