@@ -2,8 +2,9 @@
 
 Both sides choose learning rate and batch size from the same grids, on seeds that are not reported, by the training
 loss after the same number of seconds. Uniform is torch's Adam, AMSGrad or AdamW on reshuffled passes, whichever is
-best; all other ways to draw are joined with that same optimizer. Every batch size gets as many steps T as uniform
-training takes in the seconds of the smallest one's budget.
+best; all other ways to draw are joined with the optimizer that is best for uniform ones, so that they differ in their
+draws alone. Every batch size gets as many steps T as uniform training takes in the seconds of the smallest one's
+budget. Under cosine decay, where the budget decides the run, both sides are chosen by their loss at its end.
 
 - Target: the mean loss on the whole training set that the best uniform configuration has after its budget T.
 - Time: where the mean curve over seeds first crosses the target, straight lines between evaluations, which are equally

@@ -31,6 +31,8 @@ UNIFORM, UNIFORM_AGAIN = "uniform", "uniform, other seeds"
 class Settings:
     """What the command line decides."""
 
+    optimizers: tuple[str, ...]
+    """Of which uniform draws take the best."""
     methods: tuple[str, ...]
     schedules: tuple[str, ...]
     num_seeds: int
@@ -138,7 +140,7 @@ class Campaign:
 
     def _tune(self, schedule: str) -> dict[str, dict[str, Choice]]:
         """The choice of every method, by rule for batch sizes."""
-        by_optimizer = self._tuning_runs(schedule, [(name, "reshuffled") for name in OPTIMIZERS])
+        by_optimizer = self._tuning_runs(schedule, [(name, "reshuffled") for name in self._settings.optimizers])
         ends = [run["curves"]["seconds"][-1] for runs in by_optimizer.values() for run in runs]
         moment = statistics.mean(ends)
         best = self._choose(schedule, by_optimizer, moment, self._settings.batch_sizes)

@@ -122,7 +122,7 @@ CASES: Mapping[str, Case] = {
     "cifar10": Case(
         "CIFAR-10, small CIFARNET",
         cifar10.build_problem,
-        num_steps=12_000,
+        num_steps=6000,
         learning_rates=(3e-4, 1e-3, 3e-3),
         falling_rates=(0.003, 0.01, 0.03),
         weight_decay=1e-4,

@@ -36,6 +36,9 @@ QUICK_BATCH_SIZES, QUICK_SHARE = (32, 128), 40
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark alone."""
     parser.add_argument("--methods", nargs="+", default=METHODS, help=f"by default {' '.join(METHODS)}")
+    parser.add_argument(
+        "--optimizers", nargs="+", default=OPTIMIZERS, choices=OPTIMIZERS, help="of which uniform draws take the best"
+    )
     parser.add_argument("--schedules", nargs="+", default=SCHEDULES, choices=SCHEDULES)
     parser.add_argument("--batch-sizes", nargs="+", type=int, help="to choose from; by default the problem's")
     parser.add_argument("--seeds", type=int, help="reported ones, at least 2; by default the problem's 10 or 5")
@@ -129,8 +132,10 @@ def measure(
         problem = thin(problem, QUICK_SHARE)
         num_seeds, num_tuning_seeds, num_steps = QUICK_SEEDS, QUICK_TUNING_SEEDS, QUICK_STEPS
         sizes, num_points, num_rates = QUICK_BATCH_SIZES, QUICK_POINTS, QUICK_RATES
+    left_out = set(OPTIMIZERS) - set(options.optimizers)
     settings = Settings(
-        methods=tuple(dict.fromkeys(options.methods)),
+        optimizers=tuple(options.optimizers),
+        methods=tuple(name for name in dict.fromkeys(options.methods) if name not in left_out),
         schedules=tuple(options.schedules),
         num_seeds=options.seeds or num_seeds,
         num_tuning_seeds=options.tuning_seeds or num_tuning_seeds,
