@@ -128,8 +128,9 @@ class Campaign:
             seconds: dict[int, list[float]] = {size: [] for size in sizes}
             for _ in range(TIMING_ROUNDS):
                 for size in sizes:
+                    num_steps = min(TIMED_STEPS, settings.num_steps)
                     seconds[size].append(
-                        time_steps(self._problem, self._case, size, TIMED_STEPS, settings.device, settings.clock)
+                        time_steps(self._problem, self._case, size, num_steps, settings.device, settings.clock)
                     )
             medians = {size: statistics.median(values) for size, values in seconds.items()}
             found = [max(8, round(settings.num_steps * medians[sizes[0]] / medians[size])) for size in sizes]
