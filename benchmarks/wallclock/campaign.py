@@ -83,7 +83,7 @@ class Campaign:
         self._name, self._case, self._problem = name, case, problem
         self._settings, self._store, self._progress = settings, store, progress
         self._steps: dict[int, int] = {}
-        self._warm: set[tuple[str, int]] = set()
+        self._warm = False
 
     def measure(self) -> list[Comparison]:
         """Tune, then run what is reported."""
@@ -253,14 +253,19 @@ class Campaign:
         return found
 
     def _warm_up(self, config: RunConfig) -> None:
-        """A few steps off the books before the first run of its kind: compilers, caches, allocators."""
-        kind = (config.draws, config.batch_size)
-        if kind not in self._warm:
-            self._warm.add(kind)
-            draws, _, interval = config.draws.partition(":")
-            early = f"{draws}:2" if interval.isdecimal() else config.draws
-            short = replace(config, draws=early, num_steps=NUM_WARM_UP_STEPS, num_points=1)
-            train(self._problem, self._case, short, self._settings.device)
+        """A few steps of every kind off the books before the first run: compilers, caches, allocators.
+
+        A method that cannot run fails here, before hours of others.
+        """
+        if self._warm:
+            return
+        self._warm = True
+        for method in ("reshuffled", *(name for name in self._settings.methods if name not in OPTIMIZERS)):
+            kind, _, interval = method.partition(":")
+            draws = f"{kind}:2" if interval.isdecimal() else method
+            for size in self._settings.batch_sizes:
+                short = replace(config, draws=draws, batch_size=size, num_steps=NUM_WARM_UP_STEPS, num_points=1)
+                train(self._problem, self._case, short, self._settings.device)
 
 
 def mean_loss(runs: Sequence[dict[str, Any]], moment: float | None) -> float:
