@@ -294,6 +294,7 @@ def test_a_measurement_from_end_to_end_and_again_from_disk(tmp_path):
     for row in rows:
         assert row["num_seeds"] == 2
         assert row["peer"] > 0
+        assert row["held_out_low"] <= row["held_out_high"]
         assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])
         assert row["peer_batch_size"] in (32, 128)
         assert row["batches"] == "any batch" or row["batch_size"] == row["peer_batch_size"] == 32
@@ -350,6 +351,9 @@ def test_tables_say_never_and_at_most():
         "ratio": math.inf,
         "low": 1.0,
         "high": math.inf,
+        "held_out_ratio": 1.0,
+        "held_out_low": 0.9,
+        "held_out_high": 1.1,
         "at_most": False,
         "scoring_share": 0.1,
         "clock": "cpu",

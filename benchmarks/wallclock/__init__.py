@@ -13,6 +13,8 @@ budget. Under cosine decay, where the budget decides the run, both sides are cho
 - Cosine decay depends on the budget: runs of T/2, T and 2T, each with its own decay, and the ratio of the budgets, in
   seconds, at which both end at the target, interpolated in log budget. For α/√t the same is given beside the time.
 - Intervals: 95 % by a bootstrap over seeds that takes the same seeds of both sides, target included.
+- Held-out loss and accuracy are compared at the moment when uniform's budget is over; beside them stands the time to
+  uniform's held-out loss of that moment, for a lower training loss may be over-fitting.
 - Uniform against itself, on other seeds, stands beside every ratio: what chance alone does.
 - Batch 32 is reported apart, both sides held to it.
 - On a CPU that others use, ``--threads 1 --clock cpu`` counts the processor time of one thread instead.

@@ -141,17 +141,17 @@ class Campaign:
 
     def _tune(self, schedule: str) -> dict[str, dict[str, Choice]]:
         """The choice of every method, by rule for batch sizes."""
-        by_optimizer = self._tuning_runs(schedule, [(name, "reshuffled") for name in self._settings.optimizers])
-        ends = [run["curves"]["seconds"][-1] for runs in by_optimizer.values() for run in runs]
-        moment = statistics.mean(ends)
-        best = self._choose(schedule, by_optimizer, moment, self._settings.batch_sizes)
-        draws = [method for method in self._settings.methods if method not in OPTIMIZERS]
-        others = self._tuning_runs(schedule, [(best.optimizer, name) for name in draws])
+        settings = self._settings
+        sides = [(name, "reshuffled") for name in settings.optimizers]
+        by_optimizer = self._tuning_runs(schedule, sides, settings.batch_sizes)
+        moment = statistics.mean(run["curves"]["seconds"][-1] for runs in by_optimizer.values() for run in runs)
         found = {}
         for batches, sizes in self._batch_rules().items():
             uniform = self._choose(schedule, by_optimizer, moment, sizes)
             choices = {UNIFORM: uniform, UNIFORM_AGAIN: uniform}
-            for method in self._settings.methods:
+            sides = [(uniform.optimizer, name) for name in settings.methods if name not in OPTIMIZERS]
+            others = self._tuning_runs(schedule, sides, sizes)
+            for method in settings.methods:
                 own = by_optimizer if method in OPTIMIZERS else others
                 mine = {config: runs for config, runs in own.items() if method in (config.optimizer, config.draws)}
                 choices[method] = self._choose(schedule, mine, moment, sizes)
@@ -171,11 +171,13 @@ class Campaign:
         start = (len(rates) - wanted) // 2
         return rates[start : start + wanted]
 
-    def _tuning_runs(self, schedule: str, sides: Sequence[tuple[str, str]]) -> dict[RunConfig, list[dict[str, Any]]]:
+    def _tuning_runs(
+        self, schedule: str, sides: Sequence[tuple[str, str]], sizes: Sequence[int]
+    ) -> dict[RunConfig, list[dict[str, Any]]]:
         """Runs of all configurations of optimizers and ways to draw, by configuration without seed."""
         configs = [
             self._config(schedule, optimizer, draws, lr, size, 0, self._steps[size], NUM_TUNING_POINTS)
-            for size in self._settings.batch_sizes
+            for size in sizes
             for lr in self._rates(schedule)
             for optimizer, draws in sides
         ]

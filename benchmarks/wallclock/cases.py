@@ -89,8 +89,8 @@ CASES: Mapping[str, Case] = {
         "rare events: is it a 3? MNIST with 1 % of 3s, MLP 784-32-1",
         build_rare,
         num_steps=8000,
-        learning_rates=(1e-3, 3e-3, 1e-2, 3e-2),
-        falling_rates=(0.01, 0.03, 0.1, 0.3),
+        learning_rates=(1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
+        falling_rates=(0.03, 0.1, 0.3, 1.0),
     ),
     "mnist": Case(
         "MNIST, logistic regression",
@@ -104,7 +104,7 @@ CASES: Mapping[str, Case] = {
         "IMDB, logistic regression on bags of words",
         imdb.build_problem,
         num_steps=4000,
-        learning_rates=(1e-3, 3e-3, 1e-2, 3e-2),
+        learning_rates=(3e-3, 1e-2, 3e-2, 1e-1),
         falling_rates=(0.03, 0.1, 0.3, 1.0),
         weight_decay=1e-4,
         # Frozen scores divide by eps where a word has not been seen yet.

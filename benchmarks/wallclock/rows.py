@@ -22,10 +22,10 @@ def make_rows(comparison: Comparison) -> list[Row]:
     return rows
 
 
-def compare(comparison: Comparison, method: str) -> Ratio:
-    """Seconds to the target: along the curves, or, for cosine decay, over budgets."""
+def compare(comparison: Comparison, method: str, column: str = "train_loss") -> Ratio:
+    """Seconds to uniform's loss after its budget: along the curves, or, for cosine decay, over budgets."""
     decayed = comparison.schedule == "cosine"
-    ours, peer = (_curves(comparison, name) for name in (method, UNIFORM))
+    ours, peer = (_curves(comparison, name, column) for name in (method, UNIFORM))
     return compare_times(ours, peer, _target_point(comparison), log=decayed)
 
 
@@ -39,7 +39,7 @@ def compare_budgets(comparison: Comparison, method: str) -> Ratio:
 
 
 def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
-    found = compare(comparison, method)
+    found, held_out = compare(comparison, method), compare(comparison, method, "test_loss")
     uniform, choice = comparison.choices[UNIFORM], comparison.choices[method]
     peer_curves, curves = _curves(comparison, UNIFORM), _curves(comparison, method)
     target_point = _target_point(comparison)
@@ -57,6 +57,9 @@ def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
         "uniform_ratio": chance.ratio,
         "uniform_low": chance.low,
         "uniform_high": chance.high,
+        "held_out_ratio": held_out.ratio,
+        "held_out_low": held_out.low,
+        "held_out_high": held_out.high,
         "target": target,
         "clock": comparison.clock,
         "seeds_crossed": int((curves.losses <= target).any(1).sum()),
@@ -93,8 +96,8 @@ def _stack(comparison: Comparison, method: str, column: str) -> Array:
     return np.array(seeds, np.float64)
 
 
-def _curves(comparison: Comparison, method: str) -> Curves:
-    return Curves(_stack(comparison, method, "seconds"), _stack(comparison, method, "train_loss"))
+def _curves(comparison: Comparison, method: str, column: str = "train_loss") -> Curves:
+    return Curves(_stack(comparison, method, "seconds"), _stack(comparison, method, column))
 
 
 def _target_point(comparison: Comparison) -> int:

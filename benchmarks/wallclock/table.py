@@ -11,6 +11,7 @@ HEAD = (
     "seconds to target",
     "× uniform [95 %]",
     "budget × [95 %]",
+    "held-out × [95 %]",
     "scoring",
     "training loss",
     "held-out loss",
@@ -22,10 +23,11 @@ def make_table(rows: Sequence[Row]) -> list[str]:
     """Tables, each under a line that says what uniform did."""
     lines = [
         "Ratios below 1 are sooner than the best uniform configuration; ∞ never got there within twice its budget. The "
-        "first line of each table is uniform against itself on other seeds. Losses and accuracy are those at the "
-        "moment when uniform's budget is over, with the paired difference from uniform [95 %]. Under cosine decay "
-        "the seconds are the budget that ends at the target, ≤ where the smallest one tried already did. "
-        "* marks a learning rate at the edge of its grid.",
+        "first line of each table is uniform against itself on other seeds. Held-out × is the ratio of the times to "
+        "uniform's held-out loss after its budget. Losses and accuracy are those at the moment when uniform's budget "
+        "is over, with the paired difference from uniform [95 %]. Under cosine decay the seconds are the budget that "
+        "ends at the target, ≤ where the smallest one tried already did. * marks a learning rate at the edge of its "
+        "grid.",
         "",
     ]
     groups = dict.fromkeys((row["problem"], row["schedule"], row["batches"]) for row in rows)
@@ -58,6 +60,7 @@ def _cells(row: Row) -> list[str]:
         f"{sign}{show(row['ours'])}",
         f"{sign}{show(row['ratio'])} [{show(row['low'])}, {show(row['high'])}]",
         budget,
+        f"{show(row['held_out_ratio'])} [{show(row['held_out_low'])}, {show(row['held_out_high'])}]",
         "–" if row["scoring_share"] is None else f"{row['scoring_share']:.0%}",
         _difference(row, "train_loss"),
         _difference(row, "test_loss"),
