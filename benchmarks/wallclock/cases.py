@@ -96,7 +96,7 @@ CASES: Mapping[str, Case] = {
         "MNIST, logistic regression",
         mnist.build_problem,
         num_steps=6000,
-        learning_rates=(3e-4, 1e-3, 3e-3, 1e-2),
+        learning_rates=(1e-3, 3e-3, 1e-2, 3e-2),
         falling_rates=(0.01, 0.03, 0.1, 0.3),
         weight_decay=1e-4,
     ),

@@ -1,7 +1,7 @@
 """Ways to draw the examples of a step. Each is an endless stream of backward passes; the caller steps.
 
 A stream leaves the gradient of an unbiased estimate of the mean loss in the parameters, and yields the number of
-examples in the step.
+examples in the step. All read their rows by the loader's own, fastest way, so that none is handicapped by it.
 """
 
 import itertools
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import dasgrad
+from dasgrad import nested
 from dasgrad.experiments.batches import reshuffled_indices
 from dasgrad.experiments.problems import Problem
 
@@ -55,10 +56,10 @@ Stream = Iterator[int]
 
 def reshuffled(training: Training) -> Stream:
     """Passes without replacement, as people train."""
-    inputs, targets = training.problem.data.train
-    for rows in reshuffled_indices(len(targets), training.batch_size, training.seed, str(training.device)):
+    train = training.problem.data.train
+    for rows in reshuffled_indices(len(train[1]), training.batch_size, training.seed, str(training.device)):
         training.optimizer.zero_grad()
-        training.losses(inputs[rows], targets[rows]).mean().backward()
+        training.losses(*nested.take_rows(train, rows)).mean().backward()
         yield len(rows)
 
 
@@ -93,9 +94,9 @@ def last_layer(training: Training) -> Stream:
     Uniform steps watch τ = √mean(s²)/mean(s), which their backward pass gives away for free. Where τ passes the
     threshold, a step looks at three times as many examples, forward alone, and draws its own from them.
     """
-    inputs, targets = training.problem.data.train
+    train = training.problem.data.train
     generator = torch.Generator(training.device).manual_seed(training.seed)
-    rows_of = reshuffled_indices(len(targets), training.batch_size, training.seed, str(training.device))
+    rows_of = reshuffled_indices(len(train[1]), training.batch_size, training.seed, str(training.device))
     tau = torch.zeros((), device=training.device)
     looking = False
     for step in itertools.count():
@@ -104,18 +105,19 @@ def last_layer(training: Training) -> Stream:
         training.optimizer.zero_grad()
         if looking:
             rows = torch.cat([next(rows_of) for _ in range(PRESAMPLED)])
-            scores = output_norms(training, inputs[rows], targets[rows])
+            scores = output_norms(training, *nested.take_rows(train, rows))
             training.num_scored += len(rows)
             shares = scores / scores.sum()
             drawn = torch.multinomial(shares, training.batch_size, replacement=True, generator=generator)
             weights = 1.0 / (len(rows) * shares[drawn])
-            chosen = rows[drawn]
-            (weights * training.losses(inputs[chosen], targets[chosen])).mean().backward()
+            losses = training.losses(*nested.take_rows(train, rows[drawn]))
+            (weights * losses).mean().backward()
         else:
             rows = next(rows_of)
-            outputs = training.model(inputs[rows])
+            inputs, targets = nested.take_rows(train, rows)
+            outputs = training.model(inputs)
             outputs.retain_grad()
-            training.problem.loss_fn(outputs, targets[rows]).mean().backward()
+            training.problem.loss_fn(outputs, targets).mean().backward()
             scores = outputs.grad.detach().flatten(1).norm(dim=1)
         scores = scores + torch.finfo(scores.dtype).tiny
         tau = TAU_MEMORY * tau + (1 - TAU_MEMORY) * scores.square().mean().sqrt() / scores.mean()
