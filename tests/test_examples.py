@@ -44,12 +44,19 @@ def check_gradient_accumulation(result: dict[str, int | float]) -> None:
     assert result["loss"] < 1.5
 
 
+def check_rare_events(results: dict[str, tuple[float, float]]) -> None:
+    """Mean prediction over base rate, and Brier score; `test_rare_events` has many seeds."""
+    assert 0.5 < results["adaptive"][0] < 2.0
+    assert all(results[method][0] > 5.0 for method in ("oversampled", "class weights"))
+
+
 CASES: dict[str, tuple[dict[str, int], Callable[[Any], None]]] = {
     "adaptive_loader": ({"num_passes": 2}, check_adaptive_loader),
     "adamw": ({"num_passes": 3}, check_adamw),
     "gradient_accumulation": ({"num_passes": 1}, check_gradient_accumulation),
     "label_shift": ({"num_passes": 3}, check_label_shift),
     "plain_dataloader": ({"num_passes": 2}, check_plain_dataloader),
+    "rare_events": ({"num_examples": 4000}, check_rare_events),
     "simplex_weights": ({"num_passes": 4}, check_simplex_weights),
 }
 

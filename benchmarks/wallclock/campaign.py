@@ -1,0 +1,281 @@
+"""All runs of one problem: budgets by batch size, tuning, and the runs that are reported."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.wallclock.cases import Case
+from benchmarks.wallclock.crossing import values_at
+from benchmarks.wallclock.progress import Progress
+from benchmarks.wallclock.store import Store
+from benchmarks.wallclock.training import OPTIMIZERS, RunConfig, time_steps, train
+from dasgrad.experiments.problems import Problem
+
+BUDGETS = (0.5, 1.0, 2.0)
+"""Of T, where the schedule depends on the budget."""
+TUNING_SEED, OTHER_SEED = 2000, 1000
+"""Where the seeds of tuning and those of uniform against itself start; reported ones start at 0."""
+NUM_TUNING_POINTS = 8
+NUM_WARM_UP_STEPS = 4
+TIMING_ROUNDS, TIMED_STEPS = 5, 60
+ANY_BATCH, BATCH_32 = "any batch", "batch 32"
+UNIFORM, UNIFORM_AGAIN = "uniform", "uniform, other seeds"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line decides."""
+
+    optimizers: tuple[str, ...]
+    """Of which uniform draws take the best."""
+    methods: tuple[str, ...]
+    schedules: tuple[str, ...]
+    num_seeds: int
+    num_tuning_seeds: int
+    num_steps: int
+    num_points: int
+    """Of a run to 2T; divisible by 4, so that T/2 and T are among the points."""
+    num_rates: int | None
+    """How many of each grid, from its middle; None is all."""
+    batch_sizes: tuple[int, ...]
+    device: torch.device
+    clock: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration that tuning chose for a method."""
+
+    optimizer: str
+    draws: str
+    lr: float
+    batch_size: int
+    at_edge: bool
+    """Whether the learning rate is the first or last of its grid."""
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Reported runs of one problem, schedule and rule for batch sizes, by method and seed."""
+
+    problem: str
+    title: str
+    schedule: str
+    batches: str
+    clock: str
+    choices: dict[str, Choice]
+    runs: dict[str, list[list[dict[str, Any]]]] = field(default_factory=dict)
+    """By method, for each seed one run, or one for each of `BUDGETS`."""
+
+
+class Campaign:
+    """Measures one problem; whatever is in the store is not measured again."""
+
+    def __init__(
+        self, name: str, case: Case, problem: Problem, settings: Settings, store: Store, progress: Progress
+    ) -> None:
+        self._name, self._case, self._problem = name, case, problem
+        self._settings, self._store, self._progress = settings, store, progress
+        self._steps: dict[int, int] = {}
+        self._warm = False
+
+    def measure(self) -> list[Comparison]:
+        """Tune, then run what is reported."""
+        self._steps = self._find_budgets()
+        wholes = {schedule: self._tune(schedule) for schedule in self._settings.schedules}
+        comparisons = [
+            Comparison(self._name, self._case.title, schedule, batches, self._settings.clock, choices)
+            for schedule, by_batches in wholes.items()
+            for batches, choices in by_batches.items()
+        ]
+        plan: list[tuple[Comparison, str, list[RunConfig]]] = []
+        for seed in range(self._settings.num_seeds):  # seeds outermost, methods inside
+            for comparison in comparisons:
+                names = list(comparison.choices)
+                turn = seed % len(names)  # nobody always comes after the same other
+                for method in names[turn:] + names[:turn]:
+                    own = OTHER_SEED + seed if method == UNIFORM_AGAIN else seed
+                    configs = self._report_configs(comparison.schedule, comparison.choices[method], own)
+                    plan.append((comparison, method, configs))
+        self._announce("report", [config for *_, configs in plan for config in configs])
+        for comparison, method, configs in plan:
+            comparison.runs.setdefault(method, []).append([self._run(config) for config in configs])
+        return comparisons
+
+    # --- budgets --------------------------------------------------------------------------------------
+
+    def _find_budgets(self) -> dict[int, int]:
+        """T of each batch size: as many steps as take the same time."""
+        settings = self._settings
+        sizes = settings.batch_sizes
+        key = {
+            "kind": "budget",
+            "problem": self._name,
+            "num_steps": settings.num_steps,
+            "batch_sizes": list(sizes),
+            "num_examples": self._problem.num_examples,
+            "clock": settings.clock,
+            "where": settings.where,
+        }
+        found = self._store.find(key)
+        if found is None:
+            seconds: dict[int, list[float]] = {size: [] for size in sizes}
+            for _ in range(TIMING_ROUNDS):
+                for size in sizes:
+                    num_steps = min(TIMED_STEPS, settings.num_steps)
+                    seconds[size].append(
+                        time_steps(self._problem, self._case, size, num_steps, settings.device, settings.clock)
+                    )
+            medians = {size: statistics.median(values) for size, values in seconds.items()}
+            found = [max(8, round(settings.num_steps * medians[sizes[0]] / medians[size])) for size in sizes]
+            self._store.add(key, found)
+        return dict(zip(sizes, found, strict=True))
+
+    # --- tuning ---------------------------------------------------------------------------------------
+
+    def _tune(self, schedule: str) -> dict[str, dict[str, Choice]]:
+        """The choice of every method, by rule for batch sizes."""
+        settings = self._settings
+        sides = [(name, "reshuffled") for name in settings.optimizers]
+        by_optimizer = self._tuning_runs(schedule, sides, settings.batch_sizes)
+        moment = statistics.mean(run["curves"]["seconds"][-1] for runs in by_optimizer.values() for run in runs)
+        found = {}
+        for batches, sizes in self._batch_rules().items():
+            uniform = self._choose(schedule, by_optimizer, moment, sizes)
+            choices = {UNIFORM: uniform, UNIFORM_AGAIN: uniform}
+            sides = [(uniform.optimizer, name) for name in settings.methods if name not in OPTIMIZERS]
+            others = self._tuning_runs(schedule, sides, sizes)
+            for method in settings.methods:
+                own = by_optimizer if method in OPTIMIZERS else others
+                mine = {config: runs for config, runs in own.items() if method in (config.optimizer, config.draws)}
+                choices[method] = self._choose(schedule, mine, moment, sizes)
+            found[batches] = choices
+        return found
+
+    def _batch_rules(self) -> dict[str, tuple[int, ...]]:
+        sizes = self._settings.batch_sizes
+        if sizes == (32,):
+            return {BATCH_32: sizes}
+        return {ANY_BATCH: sizes, **({BATCH_32: (32,)} if 32 in sizes else {})}
+
+    def _rates(self, schedule: str) -> tuple[float, ...]:
+        rates, wanted = self._case.rates(schedule), self._settings.num_rates
+        if wanted is None or wanted >= len(rates):
+            return rates
+        start = (len(rates) - wanted) // 2
+        return rates[start : start + wanted]
+
+    def _tuning_runs(
+        self, schedule: str, sides: Sequence[tuple[str, str]], sizes: Sequence[int]
+    ) -> dict[RunConfig, list[dict[str, Any]]]:
+        """Runs of all configurations of optimizers and ways to draw, by configuration without seed."""
+        configs = [
+            self._config(schedule, optimizer, draws, lr, size, 0, self._steps[size], NUM_TUNING_POINTS)
+            for size in sizes
+            for lr in self._rates(schedule)
+            for optimizer, draws in sides
+        ]
+        seeds = [TUNING_SEED + k for k in range(self._settings.num_tuning_seeds)]
+        self._announce(f"tune {schedule}", [replace(config, seed=seed) for seed in seeds for config in configs])
+        found: dict[RunConfig, list[dict[str, Any]]] = {config: [] for config in configs}
+        for seed in seeds:
+            for config in configs:
+                found[config].append(self._run(replace(config, seed=seed)))
+        return found
+
+    def _choose(
+        self, schedule: str, runs: dict[RunConfig, list[dict[str, Any]]], moment: float, sizes: Sequence[int]
+    ) -> Choice:
+        """The configuration of least mean training loss after so many seconds; at the end of its budget for cosine."""
+
+        def loss_of(config: RunConfig) -> float:
+            return mean_loss(runs[config], None if schedule == "cosine" else moment)
+
+        best = min((config for config in runs if config.batch_size in sizes), key=loss_of)
+        rates = self._rates(schedule)
+        return Choice(best.optimizer, best.draws, best.lr, best.batch_size, best.lr in (rates[0], rates[-1]))
+
+    # --- runs -----------------------------------------------------------------------------------------
+
+    def _report_configs(self, schedule: str, choice: Choice, seed: int) -> list[RunConfig]:
+        steps = self._steps[choice.batch_size]
+        common = (schedule, choice.optimizer, choice.draws, choice.lr, choice.batch_size, seed)
+        if schedule == "cosine":
+            return [self._config(*common, max(1, round(steps * share)), 1) for share in BUDGETS]
+        return [self._config(*common, 2 * steps, self._settings.num_points)]
+
+    def _config(
+        self,
+        schedule: str,
+        optimizer: str,
+        draws: str,
+        lr: float,
+        batch_size: int,
+        seed: int,
+        num_steps: int,
+        num_points: int,
+    ) -> RunConfig:
+        return RunConfig(
+            problem=self._name,
+            schedule=schedule,
+            optimizer=optimizer,
+            draws=draws,
+            lr=lr,
+            batch_size=batch_size,
+            seed=seed,
+            num_steps=num_steps,
+            num_points=num_points,
+            num_examples=self._problem.num_examples,
+            clock=self._settings.clock,
+            where=self._settings.where,
+        )
+
+    def _announce(self, stage: str, configs: Sequence[RunConfig]) -> None:
+        missing = {config for config in configs if self._store.find(config.key()) is None}
+        self._progress.start(f"{self._name}, {stage}", sum(config.num_steps * config.batch_size for config in missing))
+
+    def _run(self, config: RunConfig) -> dict[str, Any]:
+        found: dict[str, Any] | None = self._store.find(config.key())
+        if found is None:
+            self._warm_up(config)
+            started = time.perf_counter()
+            found = train(self._problem, self._case, config, self._settings.device)
+            found["elapsed"] = time.perf_counter() - started
+            self._store.add(config.key(), found)
+            what = (
+                f"{config.optimizer}, {config.draws}, lr {config.lr:g}, batch {config.batch_size}, seed {config.seed}"
+            )
+            self._progress.advance(config.num_steps * config.batch_size, what)
+        return found
+
+    def _warm_up(self, config: RunConfig) -> None:
+        """A few steps of every kind off the books before the first run: compilers, caches, allocators.
+
+        A method that cannot run fails here, before hours of others.
+        """
+        if self._warm:
+            return
+        self._warm = True
+        for method in ("reshuffled", *(name for name in self._settings.methods if name not in OPTIMIZERS)):
+            kind, _, interval = method.partition(":")
+            draws = f"{kind}:2" if interval.isdecimal() else method
+            for size in self._settings.batch_sizes:
+                short = replace(config, draws=draws, batch_size=size, num_steps=NUM_WARM_UP_STEPS, num_points=1)
+                train(self._problem, self._case, short, self._settings.device)
+
+
+def mean_loss(runs: Sequence[dict[str, Any]], moment: float | None) -> float:
+    """Mean training loss over runs after so many seconds, or at their ends; infinite where one is no number."""
+    losses = np.array([run["curves"]["train_loss"] for run in runs])
+    if moment is None:
+        value = float(losses[:, -1].mean())
+    else:
+        seconds = np.array([run["curves"]["seconds"] for run in runs])
+        value = float(values_at(seconds, losses, moment).mean())
+    return value if np.isfinite(value) else float("inf")

@@ -1,0 +1,126 @@
+"""When a curve first comes down to a target, and how two such times compare over seeds."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dasgrad.experiments.statistics import LEVEL, resample_shares
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two means over seeds with its 95 % interval; infinite where ours never crosses."""
+
+    ours: float
+    peer: float
+    ratio: float
+    low: float
+    high: float
+    at_most: bool = False
+    """Ours was below the target at its first point: the ratio is only known to be at most this."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """One curve a seed, ``[S, P]`` each, seeds of both sides of a comparison in the same order."""
+
+    seconds: Array
+    losses: Array
+
+    def __post_init__(self) -> None:
+        if self.seconds.ndim != 2 or self.seconds.shape != self.losses.shape:
+            raise ValueError(
+                f"`Curves(seconds=..., losses=...)` must have one shape [seeds, points], got {self.seconds.shape} "
+                f"and {self.losses.shape}."
+            )
+
+
+def first_crossings(positions: Array, losses: Array, targets: Array) -> Array:
+    """``[R]``: where each row of ``losses`` is first at most its target, infinite where it never is.
+
+    Straight lines between points; the first position where the curve starts at or below its target. A loss that is
+    not a number is above every target.
+
+    Args:
+        positions: ``[R, P]``, rising along each row.
+        losses: ``[R, P]``.
+        targets: ``[R]``.
+    """
+    losses = np.where(np.isnan(losses), np.inf, losses)
+    below = losses <= targets[:, None]
+    rows = np.arange(len(losses))
+    after = below.argmax(1)
+    before = np.maximum(after - 1, 0)
+    start, end = positions[rows, before], positions[rows, after]
+    upper, lower = losses[rows, before], losses[rows, after]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = (upper - targets) / (upper - lower)
+    share = np.where(np.isinf(upper), 1.0, share)
+    share = np.where(after == before, 0.0, share)
+    return np.where(below.any(1), start + share * (end - start), np.inf)
+
+
+def compare_times(ours: Curves, peer: Curves, target_point: int, *, log: bool = False) -> Ratio:
+    """Time of ours over time of the peer, each to the peer's mean loss at ``target_point``.
+
+    Every resample of seeds has its own mean curves and its own target.
+
+    Args:
+        ours: of the method.
+        peer: of the best uniform configuration, on the same seeds.
+        target_point: the column of the peer's curves that is its budget.
+        log: interpolate in the logarithm of seconds.
+
+    Raises:
+        ValueError: for fewer than two seeds, or sides that differ in their number.
+    """
+    num_seeds = len(peer.losses)
+    if num_seeds < 2 or len(ours.losses) != num_seeds:
+        raise ValueError(
+            f"both sides must have the same number of seeds, at least 2, got {len(ours.losses)} and {num_seeds}."
+        )
+    everyone = np.full((1, num_seeds), 1.0 / num_seeds)
+    mine, theirs = (_times(side, peer, everyone, target_point, log) for side in (ours, peer))
+    shares = resample_shares(num_seeds)
+    resampled = _times(ours, peer, shares, target_point, log) / _times(peer, peer, shares, target_point, log)
+    low, high = quantile_ends(resampled)
+    target = peer.losses.mean(0)[target_point]
+    return Ratio(
+        ours=float(mine[0]),
+        peer=float(theirs[0]),
+        ratio=float(mine[0] / theirs[0]),
+        low=low,
+        high=high,
+        at_most=bool(ours.losses.mean(0)[0] <= target),
+    )
+
+
+def _times(side: Curves, peer: Curves, shares: Array, target_point: int, log: bool) -> Array:
+    """Crossing times ``[R]`` of a side's mean curves under ``[R, S]`` shares of the seeds."""
+    seconds = shares @ side.seconds
+    targets = (shares @ peer.losses)[:, target_point]
+    found = first_crossings(np.log(seconds) if log else seconds, shares @ side.losses, targets)
+    return np.exp(found) if log else found
+
+
+def quantile_ends(values: Array) -> tuple[float, float]:
+    """Both ends of the 95 % interval of resampled values, of which some may be infinite."""
+    low = np.quantile(values, (1 - LEVEL) / 2, method="lower")
+    high = np.quantile(values, (1 + LEVEL) / 2, method="higher")
+    return float(low), float(high)
+
+
+def values_at(seconds: Array, values: Array, moment: float, *, log: bool = False) -> Array:
+    """``[S]``: values ``[S, P]`` of each seed at a moment of its own clock; the last one where it ended before."""
+    scale = np.log if log else np.asarray
+    return np.array([np.interp(scale(moment), scale(own), row) for own, row in zip(seconds, values, strict=True)])
+
+
+def compare_means(ours: Array, peer: Array) -> tuple[float, float, float]:
+    """Mean difference ours − peer of one value a seed, and both ends of its paired interval."""
+    differences = ours - peer
+    low, high = quantile_ends(resample_shares(len(differences)) @ differences)
+    return float(differences.mean()), low, high

@@ -1,0 +1,156 @@
+"""Ways to draw the examples of a step. Each is an endless stream of backward passes; the caller steps.
+
+A stream leaves the gradient of an unbiased estimate of the mean loss in the parameters, and yields the number of
+examples in the step. All read their rows by the loader's own, fastest way, so that none is handicapped by it.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import dasgrad
+from dasgrad import nested
+from dasgrad.experiments.batches import reshuffled_indices
+from dasgrad.experiments.problems import Problem
+
+PRESAMPLED = 3
+"""Examples looked at for each one of a step, in `last_layer`."""
+TAU_THRESHOLD = (PRESAMPLED + 3) / 3
+"""Where the paper's test says that looking pays: B + 3b < 3τb."""
+TAU_MEMORY = 0.9
+STEPS_A_LOOK = 20
+"""Steps between looks at τ, which is kept on the device: reading it waits for all work under way."""
+
+
+@dataclass
+class Training:
+    """A model in training, and what its way to draw has spent on scores."""
+
+    problem: Problem
+    model: nn.Module
+    optimizer: Optimizer
+    batch_size: int
+    seed: int
+    device: torch.device
+    scorer: dict[str, Any] = field(default_factory=dict)
+    num_scored: int = 0
+    scoring_seconds: float = 0.0
+
+    def losses(self, inputs: Any, targets: Tensor) -> Tensor:
+        """One loss an example."""
+        return self.problem.loss_fn(self.model(inputs), targets)
+
+    def charge(self, refresh: Any) -> None:
+        """Note a refresh; its time is on the clock as all else is."""
+        self.num_scored += len(refresh.scores)
+        self.scoring_seconds += refresh.seconds
+
+
+Stream = Iterator[int]
+
+
+def reshuffled(training: Training) -> Stream:
+    """Passes without replacement, as people train."""
+    train = training.problem.data.train
+    for rows in reshuffled_indices(len(train[1]), training.batch_size, training.seed, str(training.device)):
+        training.optimizer.zero_grad()
+        training.losses(*nested.take_rows(train, rows)).mean().backward()
+        yield len(rows)
+
+
+def adaptive(
+    training: Training, refresh: int | Literal["never", "auto"], score: Literal["dasgrad", "loss"] = "dasgrad"
+) -> Stream:
+    """`AdaptiveLoader`, rescored every ``refresh`` steps, never, or when it thinks that it pays."""
+    options: dict[str, Any] = {}
+    if refresh != "never":
+        scorer = training.scorer if score == "dasgrad" else {}
+        options["refresh"] = refresh
+        options["scorer"] = dasgrad.ExampleScorer(
+            training.model, training.problem.loss_fn, training.optimizer, score=score, **scorer
+        )
+    loader = dasgrad.AdaptiveLoader(
+        training.problem.data.train,
+        training.batch_size,
+        seed=training.seed,
+        scoring_chunk_size=training.problem.chunk_size,
+        **options,
+    )
+    loader.on_refresh(training.charge)
+    for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
+        training.optimizer.zero_grad()
+        batch.weighted_mean(training.losses(batch.inputs, batch.targets)).backward()
+        yield len(batch)
+
+
+def last_layer(training: Training) -> Stream:
+    """Katharopoulos and Fleuret 2018: the norm of the loss's gradient in the outputs, once that promises to pay.
+
+    Uniform steps watch τ = √mean(s²)/mean(s), which their backward pass gives away for free. Where τ passes the
+    threshold, a step looks at three times as many examples, forward alone, and draws its own from them.
+    """
+    train = training.problem.data.train
+    generator = torch.Generator(training.device).manual_seed(training.seed)
+    rows_of = reshuffled_indices(len(train[1]), training.batch_size, training.seed, str(training.device))
+    tau = torch.zeros((), device=training.device)
+    looking = False
+    for step in itertools.count():
+        if step % STEPS_A_LOOK == 0:
+            looking = float(tau) > TAU_THRESHOLD
+        training.optimizer.zero_grad()
+        if looking:
+            rows = torch.cat([next(rows_of) for _ in range(PRESAMPLED)])
+            scores = output_norms(training, *nested.take_rows(train, rows))
+            training.num_scored += len(rows)
+            shares = scores / scores.sum()
+            drawn = torch.multinomial(shares, training.batch_size, replacement=True, generator=generator)
+            weights = 1.0 / (len(rows) * shares[drawn])
+            losses = training.losses(*nested.take_rows(train, rows[drawn]))
+            (weights * losses).mean().backward()
+        else:
+            rows = next(rows_of)
+            inputs, targets = nested.take_rows(train, rows)
+            outputs = training.model(inputs)
+            outputs.retain_grad()
+            training.problem.loss_fn(outputs, targets).mean().backward()
+            scores = outputs.grad.detach().flatten(1).norm(dim=1)
+        scores = scores + torch.finfo(scores.dtype).tiny
+        tau = TAU_MEMORY * tau + (1 - TAU_MEMORY) * scores.square().mean().sqrt() / scores.mean()
+        yield training.batch_size
+
+
+def output_norms(training: Training, inputs: Any, targets: Tensor) -> Tensor:
+    """‖∂fᵢ/∂outputᵢ‖ from a forward pass; a little above 0, so that nothing is never drawn."""
+    with torch.no_grad():
+        outputs = training.model(inputs)
+    outputs = outputs.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(training.problem.loss_fn(outputs, targets).sum(), outputs)
+    norms: Tensor = gradient.flatten(1).norm(dim=1)
+    return norms + 1e-6 * norms.mean() + torch.finfo(norms.dtype).tiny
+
+
+def find_stream(draws: str) -> Callable[[Training], Stream]:
+    """The way to draw of that name: ``reshuffled``, ``last-layer``, ``loss:J``, ``adaptive:J`` and so on.
+
+    Raises:
+        ValueError: for a name that is none.
+    """
+    if draws == "reshuffled":
+        return reshuffled
+    if draws == "last-layer":
+        return last_layer
+    kind, _, interval = draws.partition(":")
+    if kind == "adaptive" and interval in ("never", "auto"):
+        return lambda training: adaptive(training, interval)  # type: ignore[arg-type]
+    if kind in ("adaptive", "loss") and interval.isdecimal() and int(interval) > 0:
+        score: Literal["dasgrad", "loss"] = "loss" if kind == "loss" else "dasgrad"
+        return lambda training: adaptive(training, int(interval), score)
+    raise ValueError(
+        "a method must be adam, amsgrad, adamw, last-layer, loss:J, adaptive:J, adaptive:never or adaptive:auto, "
+        f"J a positive number of steps, got {draws!r}."
+    )

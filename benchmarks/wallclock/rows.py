@@ -1,0 +1,133 @@
+"""Reported runs → rows, one a method, schedule and rule for batch sizes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.parts.report import Row
+from benchmarks.wallclock.campaign import UNIFORM, UNIFORM_AGAIN, Comparison
+from benchmarks.wallclock.crossing import Array, Curves, Ratio, compare_means, compare_times, values_at
+
+HELD_OUT = ("train_loss", "test_loss", "test_accuracy")
+
+
+def make_rows(comparison: Comparison) -> list[Row]:
+    """Every method against the best uniform configuration, that itself on other seeds beside it."""
+    chance = compare(comparison, UNIFORM_AGAIN)
+    rows = []
+    for method in comparison.choices:
+        if method != UNIFORM:
+            rows.append(_make_row(comparison, method, chance))
+    return rows
+
+
+def compare(comparison: Comparison, method: str, column: str = "train_loss") -> Ratio:
+    """Seconds to uniform's loss after its budget: along the curves, or, for cosine decay, over budgets."""
+    decayed = comparison.schedule == "cosine"
+    ours, peer = (_curves(comparison, name, column) for name in (method, UNIFORM))
+    return compare_times(ours, peer, _target_point(comparison), log=decayed)
+
+
+def compare_budgets(comparison: Comparison, method: str) -> Ratio:
+    """For runs that hold their shorter ones: budgets at equal final loss, from T/2, T and 2T."""
+    ours, peer = (_curves(comparison, name) for name in (method, UNIFORM))
+    last = ours.seconds.shape[1] - 1
+    points = [last // 4, last // 2, last]
+    ours, peer = (Curves(side.seconds[:, points], side.losses[:, points]) for side in (ours, peer))
+    return compare_times(ours, peer, 1, log=True)
+
+
+def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
+    found, held_out = compare(comparison, method), compare(comparison, method, "test_loss")
+    uniform, choice = comparison.choices[UNIFORM], comparison.choices[method]
+    peer_curves, curves = _curves(comparison, UNIFORM), _curves(comparison, method)
+    target_point = _target_point(comparison)
+    target = float(peer_curves.losses[:, target_point].mean())
+    what = "budget in seconds at equal final loss" if comparison.schedule == "cosine" else "seconds to target"
+    row: Row = {
+        "metric": f"{comparison.problem}, {comparison.schedule}, {comparison.batches}, {what}: {method}",
+        "ours": found.ours,
+        "peer": found.peer,
+        "peer_name": f"{uniform.optimizer}, uniform",
+        "ratio": found.ratio,
+        "low": found.low,
+        "high": found.high,
+        "at_most": found.at_most,
+        "uniform_ratio": chance.ratio,
+        "uniform_low": chance.low,
+        "uniform_high": chance.high,
+        "held_out_ratio": held_out.ratio,
+        "held_out_low": held_out.low,
+        "held_out_high": held_out.high,
+        "target": target,
+        "clock": comparison.clock,
+        "seeds_crossed": int((curves.losses <= target).any(1).sum()),
+        "num_seeds": len(curves.losses),
+        "problem": comparison.problem,
+        "title": comparison.title,
+        "schedule": comparison.schedule,
+        "batches": comparison.batches,
+        "method": method,
+        "optimizer": choice.optimizer,
+        "lr": choice.lr,
+        "lr_at_edge": choice.at_edge,
+        "batch_size": choice.batch_size,
+        "peer_lr": uniform.lr,
+        "peer_lr_at_edge": uniform.at_edge,
+        "peer_batch_size": uniform.batch_size,
+        "scoring_share": _scoring_share(comparison, method),
+        **_equal_time(comparison, method, float(peer_curves.seconds[:, target_point].mean())),
+        "curve": _mean_curve(curves),
+        "peer_curve": _mean_curve(peer_curves),
+    }
+    if comparison.schedule == "inverse-sqrt":
+        budget = compare_budgets(comparison, method)
+        row |= {"budget_ratio": budget.ratio, "budget_low": budget.low, "budget_high": budget.high}
+    return row
+
+
+def _stack(comparison: Comparison, method: str, column: str) -> Array:
+    """``[S, P]`` along a curve, or at the ends of the budgets for cosine decay."""
+    seeds: list[list[float]] = []
+    for runs in comparison.runs[method]:
+        curves: Sequence[list[float]] = [run["curves"][column] for run in runs]
+        seeds.append([curve[-1] for curve in curves] if comparison.schedule == "cosine" else curves[0])
+    return np.array(seeds, np.float64)
+
+
+def _curves(comparison: Comparison, method: str, column: str = "train_loss") -> Curves:
+    return Curves(_stack(comparison, method, "seconds"), _stack(comparison, method, column))
+
+
+def _target_point(comparison: Comparison) -> int:
+    """The column of T, in the middle of T/2, T and 2T as of a curve to 2T."""
+    num_points: int = _stack(comparison, UNIFORM, "seconds").shape[1]
+    return (num_points - 1) // 2
+
+
+def _equal_time(comparison: Comparison, method: str, moment: float) -> dict[str, Any]:
+    """Losses and accuracy of both sides when uniform's budget is over, and their paired differences."""
+    log = comparison.schedule == "cosine"
+    values: dict[str, Any] = {"equal_seconds": moment}
+    for name in HELD_OUT:
+        ours, peer = (
+            values_at(_stack(comparison, side, "seconds"), _stack(comparison, side, name), moment, log=log)
+            for side in (method, UNIFORM)
+        )
+        difference, low, high = compare_means(ours, peer)
+        values |= {name: float(ours.mean()), f"peer_{name}": float(peer.mean())}
+        values |= {f"{name}_difference": difference, f"{name}_low": low, f"{name}_high": high}
+    return values
+
+
+def _scoring_share(comparison: Comparison, method: str) -> float | None:
+    """Of all seconds, those of refreshes, which are taken by the wall clock alone."""
+    if comparison.clock != "wall":
+        return None
+    last = [runs[-1] for runs in comparison.runs[method]]
+    return float(sum(run["scoring_seconds"] for run in last) / sum(run["curves"]["seconds"][-1] for run in last))
+
+
+def _mean_curve(curves: Curves) -> dict[str, list[float]]:
+    return {"seconds": curves.seconds.mean(0).tolist(), "train_loss": curves.losses.mean(0).tolist()}

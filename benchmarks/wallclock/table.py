@@ -1,0 +1,77 @@
+"""Rows → tables of markdown, one a problem, schedule and rule for batch sizes."""
+
+import math
+from collections.abc import Sequence
+
+from benchmarks.parts.report import Row
+
+HEAD = (
+    "method",
+    "lr, batch",
+    "seconds to target",
+    "× uniform [95 %]",
+    "budget × [95 %]",
+    "held-out × [95 %]",
+    "scoring",
+    "training loss",
+    "held-out loss",
+    "accuracy",
+)
+
+
+def make_table(rows: Sequence[Row]) -> list[str]:
+    """Tables, each under a line that says what uniform did."""
+    lines = [
+        "Ratios below 1 are sooner than the best uniform configuration; ∞ never got there within twice its budget. The "
+        "first line of each table is uniform against itself on other seeds. Held-out × is the ratio of the times to "
+        "uniform's held-out loss after its budget. Losses and accuracy are those at the moment when uniform's budget "
+        "is over, with the paired difference from uniform [95 %]. Under cosine decay the seconds are the budget that "
+        "ends at the target, ≤ where the smallest one tried already did. * marks a learning rate at the edge of its "
+        "grid.",
+        "",
+    ]
+    groups = dict.fromkeys((row["problem"], row["schedule"], row["batches"]) for row in rows)
+    for group in groups:
+        chosen = [row for row in rows if (row["problem"], row["schedule"], row["batches"]) == group]
+        first = chosen[0]
+        budget = " (budget)" if "budget_ratio" in first else ""
+        lines += [
+            f"**{first['title']}**, {group[1]}, {group[2]}{budget}. Uniform: {first['peer_name'].split(',')[0]}, "
+            f"lr {first['peer_lr']:g}{'*' if first['peer_lr_at_edge'] else ''}, batch {first['peer_batch_size']}; "
+            f"training loss {first['target']:.4g} in {first['peer']:.3g} s; budget {first['equal_seconds']:.3g} s, "
+            f"held-out loss {first['peer_test_loss']:.4g}, accuracy {first['peer_test_accuracy']:.4f}; "
+            f"{first['num_seeds']} seeds{'; processor time of one thread' if first['clock'] == 'cpu' else ''}.",
+            "",
+        ]
+        keep = [k for k, title in enumerate(HEAD) if budget or not title.startswith("budget")]
+        table = [list(HEAD), ["---"] * len(HEAD), *(_cells(row) for row in chosen)]
+        lines += ["| " + " | ".join(cells[k] for k in keep) + " |" for cells in table] + [""]
+    return lines[:-1]
+
+
+def _cells(row: Row) -> list[str]:
+    sign = "≤ " if row["at_most"] else ""
+    budget = ""
+    if "budget_ratio" in row:
+        budget = f"{show(row['budget_ratio'])} [{show(row['budget_low'])}, {show(row['budget_high'])}]"
+    return [
+        row["method"],
+        f"{row['lr']:g}{'*' if row['lr_at_edge'] else ''}, {row['batch_size']}",
+        f"{sign}{show(row['ours'])}",
+        f"{sign}{show(row['ratio'])} [{show(row['low'])}, {show(row['high'])}]",
+        budget,
+        f"{show(row['held_out_ratio'])} [{show(row['held_out_low'])}, {show(row['held_out_high'])}]",
+        "–" if row["scoring_share"] is None else f"{row['scoring_share']:.0%}",
+        _difference(row, "train_loss"),
+        _difference(row, "test_loss"),
+        _difference(row, "test_accuracy"),
+    ]
+
+
+def _difference(row: Row, name: str) -> str:
+    return f"{row[name]:.4g} ({row[f'{name}_difference']:+.2g} [{row[f'{name}_low']:+.2g}, {row[f'{name}_high']:+.2g}])"
+
+
+def show(value: float) -> str:
+    """Three digits, or ∞."""
+    return "∞" if math.isinf(value) else f"{value:.3g}"

@@ -1,0 +1,137 @@
+"""One run against the clock: train as configured, stop the clock, evaluate, go on."""
+
+import itertools
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+
+import dasgrad
+from benchmarks.wallclock.cases import Case
+from benchmarks.wallclock.drawing import Training, find_stream
+from dasgrad.experiments.methods import BETAS
+from dasgrad.experiments.problems import Problem, evaluate, summarise_evaluation
+
+OPTIMIZERS = ("adam", "amsgrad", "adamw")
+SCHEDULES = ("constant", "inverse-sqrt", "cosine")
+COLUMNS = ("train_loss", "test_loss", "train_accuracy", "test_accuracy")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All that a run depends on."""
+
+    problem: str
+    schedule: str
+    optimizer: str
+    draws: str
+    lr: float
+    batch_size: int
+    seed: int
+    num_steps: int
+    num_points: int
+    """Evaluations after the first, which is before the first step."""
+    num_examples: int
+    clock: str
+    """``"wall"`` or ``"cpu"``."""
+    where: str
+    """Device, threads and version of torch."""
+
+    def key(self) -> dict[str, Any]:
+        """For the store."""
+        return {"kind": "run", **asdict(self)}
+
+
+class Clock:
+    """Adds up the time spent inside ``with clock:``, work of the device included.
+
+    ``kind`` is ``"wall"``, or ``"cpu"`` for the processor time of this process: with one thread on a CPU that is what
+    the wall clock would show on a quiet machine, and others' work does not disturb it.
+    """
+
+    def __init__(self, device: torch.device, kind: str = "wall") -> None:
+        self.seconds = 0.0
+        self._device = device
+        self._now = time.process_time if kind == "cpu" else time.perf_counter
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._wait()
+        self._started = self._now()
+
+    def __exit__(self, *error: object) -> None:
+        self._wait()
+        self.seconds += self._now() - self._started
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def make_optimizer(name: str, model: nn.Module, lr: float, weight_decay: float) -> Optimizer:
+    """One of torch's, fused; the L2 term is coupled except in AdamW."""
+    params = model.parameters()
+    if name == "adamw":
+        return torch.optim.AdamW(params, lr, BETAS, weight_decay=weight_decay or 0.01, fused=True)
+    if name in OPTIMIZERS:
+        amsgrad = name == "amsgrad"
+        return torch.optim.Adam(params, lr, BETAS, weight_decay=weight_decay, amsgrad=amsgrad, fused=True)
+    raise ValueError(f"`make_optimizer(name=...)` must be one of {', '.join(OPTIMIZERS)}, got {name!r}.")
+
+
+def make_schedule(name: str, optimizer: Optimizer, num_steps: int) -> LRScheduler | None:
+    """A schedule that is stepped once a step; None for a constant rate."""
+    if name == "constant":
+        return None
+    if name == "inverse-sqrt":
+        return dasgrad.InverseSqrtLR(optimizer)
+    if name == "cosine":
+        return CosineAnnealingLR(optimizer, num_steps)
+    raise ValueError(f"`make_schedule(name=...)` must be one of {', '.join(SCHEDULES)}, got {name!r}.")
+
+
+def train(problem: Problem, case: Case, config: RunConfig, device: torch.device) -> dict[str, Any]:
+    """Curves of a run: seconds of training and `COLUMNS`, and what was spent on scores."""
+    model = problem.make_model(config.seed).to(device)
+    optimizer = make_optimizer(config.optimizer, model, config.lr, case.weight_decay)
+    schedule = make_schedule(config.schedule, optimizer, config.num_steps)
+    training = Training(problem, model, optimizer, config.batch_size, config.seed, device, dict(case.scorer))
+    clock = Clock(device, config.clock)
+    with clock:
+        stream = find_stream(config.draws)(training)
+    curves: dict[str, list[float]] = {"seconds": [], **{name: [] for name in COLUMNS}}
+    points = [round(k * config.num_steps / config.num_points) for k in range(config.num_points + 1)]
+    for before, point in itertools.pairwise([0, *points]):
+        with clock:
+            for _ in range(point - before):
+                next(stream)
+                optimizer.step()
+                if schedule is not None:
+                    schedule.step()
+        values = summarise_evaluation(problem, evaluate(problem, model, case.weight_decay))
+        curves["seconds"].append(clock.seconds)
+        for name in COLUMNS:
+            curves[name].append(values[name])
+    return {"curves": curves, "scored": training.num_scored, "scoring_seconds": training.scoring_seconds}
+
+
+def time_steps(
+    problem: Problem, case: Case, batch_size: int, num_steps: int, device: torch.device, clock_kind: str
+) -> float:
+    """Seconds of a number of uniform steps, after a few that do not count."""
+    model = problem.make_model(0).to(device)
+    optimizer = make_optimizer("adam", model, case.learning_rates[0], case.weight_decay)
+    stream = find_stream("reshuffled")(Training(problem, model, optimizer, batch_size, 0, device))
+    clock = Clock(device, clock_kind)
+    for _ in range(max(1, num_steps // 5)):
+        next(stream)
+        optimizer.step()
+    with clock:
+        for _ in range(num_steps):
+            next(stream)
+            optimizer.step()
+    return clock.seconds

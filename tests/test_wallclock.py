@@ -1,0 +1,367 @@
+"""The arithmetic and the bookkeeping of the wall-clock benchmark, and one small measurement from end to end."""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+if not (ROOT / "benchmarks").exists():
+    pytest.skip("needs the repository", allow_module_level=True)
+sys.path.append(str(ROOT))
+
+from benchmarks.wallclock import command, crossing, drawing  # noqa: E402 - the repository comes onto the path above
+from benchmarks.wallclock.campaign import mean_loss  # noqa: E402
+from benchmarks.wallclock.cases import CASES, scale_rows, thin  # noqa: E402
+from benchmarks.wallclock.crossing import Curves  # noqa: E402
+from benchmarks.wallclock.models import make_perceptron  # noqa: E402
+from benchmarks.wallclock.progress import OutOfTimeError, Progress  # noqa: E402
+from benchmarks.wallclock.store import Store  # noqa: E402
+from benchmarks.wallclock.table import make_table, show  # noqa: E402
+from benchmarks.wallclock.training import make_optimizer, make_schedule  # noqa: E402
+
+import dasgrad  # noqa: E402
+from dasgrad.experiments.datasets import Split  # noqa: E402
+from dasgrad.experiments.problems import Problem, binary_cross_entropy, count_right_signs  # noqa: E402
+
+
+def crossing_of(positions, losses, target):
+    rows = (np.array([values], dtype=float) for values in (positions, losses))
+    (found,) = crossing.first_crossings(*rows, np.array([target], dtype=float))
+    return found
+
+
+# --- crossing the target ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "target", "expected"),
+    [
+        ([4, 2, 1, 0], 3, 0.5),
+        ([4, 2, 1, 0], 2, 1.0),
+        ([4, 2, 3, 1], 2.5, 0.75),  # the first crossing counts, although the curve rises again
+        ([4, 2, 1, 0], 5, 0.0),  # below from the start
+        ([4, 2, 1, 0], -1, math.inf),  # never: infinitely slow, not left out
+        ([4, math.nan, 1, 1], 1, 4.0),  # no number is above every target
+        ([4, 4, 4, 2], 4, 0.0),
+    ],
+)
+def test_the_first_crossing_lies_on_the_line_between_two_evaluations(losses, target, expected):
+    assert crossing_of([0, 1, 4, 5], losses, target) == pytest.approx(expected)
+
+
+def test_curves_must_fit_together():
+    with pytest.raises(ValueError, match="one shape"):
+        Curves(np.zeros((2, 3)), np.zeros((2, 4)))
+    two, three = (Curves(np.ones((n, 2)), np.ones((n, 2))) for n in (2, 3))
+    with pytest.raises(ValueError, match="same number of seeds"):
+        crossing.compare_times(two, three, 1)
+
+
+def falling(seconds_a_step, seeds):
+    """Losses 10 − step + noise of the seed, at steps 0 to 8."""
+    steps = np.arange(9.0)
+    noise = np.array([np.random.default_rng(seed).normal(0, 0.2) for seed in seeds])
+    return Curves(np.tile(seconds_a_step * steps, (len(seeds), 1)), 10 - steps + noise[:, None])
+
+
+def test_a_method_twice_as_fast_takes_half_the_time_whatever_seeds_have_in_common():
+    found = crossing.compare_times(falling(0.5, range(10)), falling(1.0, range(10)), 4)
+    assert (found.ours, found.peer, found.ratio) == pytest.approx((2.0, 4.0, 0.5))
+    assert (found.low, found.high) == pytest.approx((0.5, 0.5))  # paired: nothing is left of the noise
+    assert not found.at_most
+
+
+def test_other_seeds_show_what_chance_does():
+    found = crossing.compare_times(falling(1.0, range(100, 110)), falling(1.0, range(10)), 4)
+    assert found.low < 1 < found.high
+    assert found.low > 0.8
+    assert found.high < 1.2
+
+
+def test_a_method_that_never_crosses_is_infinitely_slow():
+    flat = falling(1.0, range(10))
+    found = crossing.compare_times(Curves(flat.seconds, np.full_like(flat.losses, 9.0)), flat, 4)
+    assert (found.ours, found.ratio, found.low, found.high) == (math.inf,) * 4
+
+
+def test_an_interval_may_end_at_infinity():
+    losses = np.array([[10.0, 0.0]] * 5 + [[10.0, 8.5]] * 5)
+    seconds = np.tile([0.0, 1.0], (10, 1))
+    found = crossing.compare_times(Curves(seconds, losses), Curves(seconds, np.tile([10.0, 4.0], (10, 1))), 1)
+    assert found.high == math.inf
+    assert found.low < found.ratio
+
+
+def test_budgets_are_interpolated_in_their_logarithm():
+    """Losses 3 − log₂(budget): ours, one lower everywhere, needs half the budget."""
+    seconds = np.tile([1.0, 2.0, 4.0], (5, 1))
+    uniform = 3 - np.log2(seconds)
+    found = crossing.compare_times(Curves(seconds, uniform - 0.5), Curves(seconds, uniform), 1, log=True)
+    assert found.ratio == pytest.approx(2**-0.5)
+    bound = crossing.compare_times(Curves(seconds, uniform - 1.5), Curves(seconds, uniform), 1, log=True)
+    assert bound.ratio == pytest.approx(0.5)
+    assert bound.at_most
+    assert (
+        crossing.compare_times(Curves(seconds, uniform + 1.5), Curves(seconds, uniform), 1, log=True).ratio == math.inf
+    )
+
+
+def test_values_at_equal_time_stop_where_a_run_ended():
+    seconds, values = np.array([[0.0, 2.0], [0.0, 1.0]]), np.array([[4.0, 2.0], [4.0, 2.0]])
+    assert crossing.values_at(seconds, values, 1.5).tolist() == [2.5, 2.0]
+    difference, low, high = crossing.compare_means(np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.0]))
+    assert (difference, low, high) == pytest.approx((1, 1, 1))
+
+
+def test_tuning_takes_the_loss_at_equal_time_and_no_number_for_the_worst():
+    run = {"curves": {"seconds": [0, 2], "train_loss": [4, 2]}}
+    assert mean_loss([run], 1.0) == 3
+    assert mean_loss([run], None) == 2
+    assert mean_loss([{"curves": {"seconds": [0, 2], "train_loss": [4, math.nan]}}], None) == math.inf
+
+
+# --- what is kept on disk ---------------------------------------------------------------------------------
+
+
+def test_a_killed_measurement_finds_what_it_had(tmp_path):
+    path = tmp_path / "folder" / "runs.jsonl"
+    store = Store(path)
+    assert store.find({"seed": 0}) is None
+    store.add({"seed": 0, "lr": 0.1}, {"losses": [1.0, math.inf]})
+    store.add({"seed": 1, "lr": 0.1}, [2])
+    with path.open("a") as file:
+        file.write('{"key": {"seed": 2}, "val')  # cut short
+    again = Store(path)
+    assert len(again) == 2
+    assert again.find({"lr": 0.1, "seed": 0}) == {"losses": [1.0, math.inf]}
+    again.add({"seed": 2}, 3)
+    assert Store(path).find({"seed": 2}) == 3
+
+
+def test_another_file_is_refused(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    path.write_text('{"key": {}, "value": 1}\n[]\n')
+    with pytest.raises(ValueError, match="line 2"):
+        Store(path)
+
+
+def test_time_runs_out(capsys):
+    progress = Progress(minutes=0.0, seconds_between=0.0)
+    progress.start("tune", 4)
+    with pytest.raises(OutOfTimeError, match="25%"):
+        progress.advance(1, "a run")
+    assert "25%" in capsys.readouterr().err
+
+
+# --- problems, methods ------------------------------------------------------------------------------------
+
+
+def small_problem(num_examples=64):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(num_examples, 5, generator=generator)
+    targets = (inputs[:, 0] > 1).long()
+    make = lambda seed: make_perceptron(seed, num_inputs=5, num_hidden=4)  # noqa: E731
+    return Problem(Split((inputs, targets), (inputs, targets)), make, binary_cross_entropy, count_right_signs)
+
+
+def training_of(problem, batch_size=8):
+    model = problem.make_model(0)
+    optimizer = make_optimizer("adam", model, 1e-2, 0.0)
+    return drawing.Training(problem, model, optimizer, batch_size, 0, torch.device("cpu"), {"preconditioner": "frozen"})
+
+
+@pytest.mark.parametrize("draws", ["reshuffled", "last-layer", "loss:2", "adaptive:2", "adaptive:never"])
+def test_every_way_to_draw_lowers_the_loss(draws):
+    problem = small_problem()
+    training = training_of(problem)
+
+    def loss():
+        with torch.no_grad():
+            return float(training.losses(*problem.data.train).mean())
+
+    before, stream = loss(), drawing.find_stream(draws)(training)
+    for _ in range(60):
+        next(stream)
+        training.optimizer.step()
+    assert loss() < 0.9 * before
+    assert (training.num_scored > 0) == (draws in ("loss:2", "adaptive:2"))
+
+
+def test_presampled_gradients_are_unbiased(monkeypatch):
+    """With the test of variance passed from the start, the mean of many gradients is that of all examples."""
+    monkeypatch.setattr(drawing, "TAU_THRESHOLD", -1.0)
+    problem = small_problem(24)
+    training = training_of(problem)
+    training.losses(*problem.data.train).mean().backward()
+    weight = next(training.model.parameters())
+    expected = weight.grad.clone()
+    stream, found = drawing.find_stream("last-layer")(training), []
+    for _ in range(2000):
+        next(stream)
+        found.append(weight.grad.clone())
+    gradients = torch.stack(found)
+    errors = (gradients.mean(0) - expected) / (gradients.std(0) / len(found) ** 0.5 + 1e-12)
+    assert training.num_scored == 2000 * 24
+    assert float(errors.abs().max()) < 5
+
+
+def test_the_last_layers_bound_is_that_of_the_scorer():
+    problem = small_problem()
+    training = training_of(problem)
+    scorer = dasgrad.ExampleScorer(training.model, problem.loss_fn, score="last_layer")
+    found = drawing.output_norms(training, *problem.data.train)
+    torch.testing.assert_close(found, scorer(*problem.data.train), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("draws", ["", "adaptive", "adaptive:0", "adaptive:x", "loss:auto", "loss", "uniform:3"])
+def test_unknown_methods_are_refused(draws):
+    with pytest.raises(ValueError, match="adaptive:auto"):
+        drawing.find_stream(draws)
+
+
+def test_unknown_optimizers_and_schedules_are_refused():
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="adamw"):
+        make_optimizer("sgd", model, 0.1, 0.0)
+    with pytest.raises(ValueError, match="cosine"):
+        make_schedule("linear", make_optimizer("adam", model, 0.1, 0.0), 3)
+
+
+def test_rows_are_scaled_to_length_one_and_empty_ones_stay_empty():
+    rows = dasgrad.SparseRows([0, 2, 2, 3], [0, 1, 1], [3.0, 4.0, -2.0], num_columns=2)
+    torch.testing.assert_close(scale_rows(rows).to_dense(), torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, -1.0]]))
+
+
+def test_grids_fit_their_schedules():
+    for case in CASES.values():
+        assert case.rates("cosine") == case.rates("constant") == tuple(sorted(case.learning_rates))
+        assert case.rates("inverse-sqrt") == tuple(sorted(case.falling_rates))
+        assert 32 in case.batch_sizes
+    assert thin(small_problem(), 4).num_examples == 16
+
+
+# --- from end to end --------------------------------------------------------------------------------------
+
+MEASURE = """
+import sys
+sys.path[0] = {root!r}
+for name in ("matplotlib", "pyarrow", "sklearn", "tqdm"):
+    sys.modules[name] = None
+import dataclasses, torch
+torch.set_num_threads(1)
+from benchmarks.wallclock import cases
+from benchmarks.wallclock.models import make_perceptron
+from dasgrad.experiments.datasets import Split
+from dasgrad.experiments.problems import Problem, binary_cross_entropy, count_right_signs
+
+def build():
+    inputs = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
+    targets = (inputs[:, 0] > 1).long()
+    make = lambda seed: make_perceptron(seed, 5, 4)
+    return Problem(Split((inputs, targets), (inputs, targets)), make, binary_cross_entropy, count_right_signs)
+
+cases.CASES["rare"] = dataclasses.replace(cases.CASES["rare"], build=build)
+from benchmarks.__main__ import main
+main()
+"""
+
+
+def call(tmp_path, *arguments):
+    command = [sys.executable, "-c", MEASURE.format(root=str(ROOT)), "wallclock", *arguments]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+
+def test_a_measurement_from_end_to_end_and_again_from_disk(tmp_path):
+    """On a made-up problem, without any package that measuring does not need."""
+    arguments = ["rare", "--quick", "--steps", "16", "--methods", "amsgrad", "adaptive:5", "--threads", "1"]
+    files = ["--json", "rows.json", "--md", "page.md", "--runs", "runs.jsonl"]
+    first = call(tmp_path, *arguments, *files)
+    assert first.returncode == 0, first.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert {(row["schedule"], row["batches"]) for row in rows} == {
+        (schedule, batches)
+        for schedule in ("constant", "inverse-sqrt", "cosine")
+        for batches in ("any batch", "batch 32")
+    }
+    assert {row["method"] for row in rows} == {"uniform, other seeds", "amsgrad", "adaptive:5"}
+    for row in rows:
+        assert row["num_seeds"] == 2
+        assert row["peer"] > 0
+        assert row["held_out_low"] <= row["held_out_high"]
+        assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])
+        assert row["peer_batch_size"] in (32, 128)
+        assert row["batches"] == "any batch" or row["batch_size"] == row["peer_batch_size"] == 32
+    assert "uniform, other seeds" in (tmp_path / "page.md").read_text()
+    num_runs = len((tmp_path / "runs.jsonl").read_text().splitlines())
+    again = call(tmp_path, *arguments, *files)
+    assert again.returncode == 0, again.stderr
+    assert json.loads((tmp_path / "rows.json").read_text()) == rows
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == num_runs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "problems must be among rare"),
+        (["rare", "--methods", "adaptive:0"], "adaptive:auto"),
+        (["rare", "--methods", "reshuffled"], "adam, amsgrad and adamw"),
+        (["rare", "--seeds", "1"], "at least 2"),
+        (["rare", "--points", "6"], "multiple of 4"),
+        (["rare", "--steps", "0"], "--steps must be at least 1"),
+        (["rare", "--clock", "cpu"], "--threads 1 --device cpu"),
+    ],
+)
+def test_bad_options_are_refused(arguments, message):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*")
+    command.add_arguments(parser)
+    options = parser.parse_intermixed_args(arguments)
+    with pytest.raises(SystemExit, match=message):
+        command.check(tuple(options.parts), options)
+
+
+def test_tables_say_never_and_at_most():
+    assert show(math.inf) == "∞"
+    assert show(0.12345) == "0.123"
+    row = {
+        "title": "T",
+        "problem": "p",
+        "schedule": "cosine",
+        "batches": "any batch",
+        "method": "adaptive:5",
+        "peer_name": "adam, uniform",
+        "peer_lr": 0.1,
+        "peer_lr_at_edge": True,
+        "peer_batch_size": 32,
+        "target": 0.5,
+        "peer": 2.0,
+        "equal_seconds": 2.0,
+        "num_seeds": 3,
+        "lr": 0.1,
+        "lr_at_edge": False,
+        "batch_size": 32,
+        "ours": math.inf,
+        "ratio": math.inf,
+        "low": 1.0,
+        "high": math.inf,
+        "held_out_ratio": 1.0,
+        "held_out_low": 0.9,
+        "held_out_high": 1.1,
+        "at_most": False,
+        "scoring_share": 0.1,
+        "clock": "cpu",
+    }
+    for name in ("train_loss", "test_loss", "test_accuracy"):
+        row |= {name: 0.5, f"peer_{name}": 0.5, f"{name}_difference": 0.0, f"{name}_low": -0.1, f"{name}_high": 0.1}
+    page = "\n".join(make_table([row]))
+    assert "∞ [1, ∞]" in page
+    assert "lr 0.1*" in page
+    assert "processor time" in page
+    assert "≤ 0.5 [0.4, 0.6]" in "\n".join(make_table([row | {"ratio": 0.5, "low": 0.4, "high": 0.6, "at_most": True}]))
