@@ -74,7 +74,9 @@ def test_improvements_of_two_experiments(tmp_path: Path) -> None:
 
 def test_improvement_growing_with_variance(tmp_path: Path) -> None:
     for variance, level in ((1.0, 0.49), (4.0, 0.4), (20.0, 0.2)):
-        put_experiment(tmp_path, "centroid", options={"problem": "tail", "variance": variance}, dasgrad=level, amsgrad=0.5)
+        put_experiment(
+            tmp_path, "centroid", options={"problem": "tail", "variance": variance}, dasgrad=level, amsgrad=0.5
+        )
     assert verdicts(tmp_path)["variance-tail"] == "reproduced"
     put_experiment(tmp_path, "centroid", options={"problem": "tail", "variance": 50.0}, dasgrad=0.3, amsgrad=0.5)
     assert verdicts(tmp_path)["variance-tail"] == "partly"
