@@ -81,7 +81,7 @@ SHIFT = register(
         ),
         reference="amsgrad-weighted",
         weight_decay=1e-4,
-        learning_rates=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+        learning_rates=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
         num_tuning_seeds=2,
         defaults=Settings(num_seeds=20, num_steps=2000, batch_size=32, refresh=10, scores="frozen"),
         num_full_seeds=20,
