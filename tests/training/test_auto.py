@@ -249,6 +249,28 @@ def test_a_pause_between_step_and_next_batch_is_not_timed():
     assert watch.seconds() == 2.0
 
 
+def test_a_step_of_several_batches_is_timed_from_the_first():
+    now = [0.0]
+    watch = Stopwatch(lambda: now[0])
+    for _ in range(3):
+        for _ in range(4):
+            watch.start(torch.device("cpu"))
+            now[0] += 1.0
+        watch.stop()
+    assert watch.seconds() == 4.0
+
+
+def test_an_example_without_a_finite_loss_does_not_blind_it():
+    inputs, targets = make_data(rare=True)
+    targets[3::10] = math.nan
+    auto = AutoRefresh(costs=DEAR)
+    loader = build(auto, data=(inputs, targets))[2]
+    found = auto.audit(loader, 1)
+    assert not found.finite.all()
+    assert 0 < found.fresh < 0.7
+    assert found.now == pytest.approx(1.0)
+
+
 def test_forgotten_scores_are_the_target_again():
     target = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     sampler = dasgrad.AdaptiveSampler(3, 2, target=target)

@@ -20,8 +20,8 @@ def format_summary(summary: Summary, outcome: Outcome) -> str:
         f"{outcome.title}: {settings.num_steps:,} steps, batch {settings.batch_size}, refresh every "
         f"{settings.refresh} steps,\n{summary.num_seeds} paired seeds, means with 95 % bootstrap intervals over seeds; "
         "learning rates α/√t tuned on\nother seeds." + _describe_stored(outcome),
-        _align(_final_rows(methods)),
-        _align(_cost_rows(methods, summary.reference)),
+        align(_final_rows(methods)),
+        align(_cost_rows(methods, summary.reference)),
         "\n".join(_verdicts(summary)),
         f"Timed on {machine['cpu']}, {machine['cores']} cores, one thread a run, "
         f"{machine.get('processes', 1)} at a time.",
@@ -51,7 +51,7 @@ def format_cases(outcomes: Sequence[Outcome]) -> str:
         experiment = outcome.experiment
         found = summarise(outcome.records, experiment.comparisons, experiment.reference).improvements
         rows.append([outcome.case, *(f"{_interval(_times(i.relative, 100), 1)} %" for i in found)])
-    return f"Final training loss below the baseline's, relative, by case:\n\n{_align(rows)}"
+    return f"Final training loss below the baseline's, relative, by case:\n\n{align(rows)}"
 
 
 def write_csv(summary: Summary, path: Path) -> None:
@@ -199,7 +199,7 @@ def _interval(interval: Interval, digits: int) -> str:
     return f"{interval.mean:.{digits}f} [{interval.low:.{digits}f},{interval.high:.{digits}f}]"
 
 
-def _align(rows: Sequence[Sequence[str]]) -> str:
+def align(rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell; the first flush left, numbers flush right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = [

@@ -18,6 +18,7 @@ from dasgrad import atomic, theory
 from dasgrad.experiments.methods import METHODS
 from dasgrad.experiments.records import Record
 from dasgrad.experiments.statistics import stack
+from dasgrad.report.tables import align
 
 Array = NDArray[np.float64]
 TERMS = ("potential_term", "error_term", "momentum_term", "distance_term")
@@ -128,7 +129,7 @@ def format_bounds(title: str, records: Mapping[str, Sequence[Record]]) -> str:
         "slack is the derived one over the one-sided 95 % limit of the mean; growth is the exponent of R on\n"
         "the last decade, with its 95 % t-interval: below 1 is sub-linear."
     )
-    return "\n\n".join([head, _align(cells), "\n".join(_verdicts(rows))])
+    return "\n\n".join([head, align(cells), "\n".join(_verdicts(rows))])
 
 
 def _verdicts(rows: Sequence[Row]) -> list[str]:
@@ -193,12 +194,3 @@ def _number(value: float) -> str:
 
 def _cell(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.9g}"
-
-
-def _align(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -55,7 +55,7 @@ class Measure(ABC):
 
     def of_outer_products(self, left_B: Tensor, right_B: Tensor) -> Tensor:
         """`of_entries` for g = left rightᵀ, ``[b, o], [b, k] -> [b]``, without forming it."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} takes no outer products: ask `takes_outer_products` first.")
 
     def of_sparse_products(self, form: SparseOuter) -> Tensor | None:
         """The same for g = left rightᵀ with a sparse right; None where it must be gone through entry by entry."""

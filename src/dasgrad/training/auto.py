@@ -7,6 +7,7 @@ the exact score or a cheaper one; keep the scores at hand; or draw uniformly. Sc
 model changes as much between steps 1,000 and 2,000 as between 100 and 200), which is why looks are spaced so.
 """
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ WORTH = 0.95
 _SMALLEST_TRIAL, _LARGEST_TRIAL, _TRIAL_STEPS = 64, 4096, 30
 """How the cost of scoring is tried out: on so many examples, until a trial takes longer than a few steps."""
 _FADING = 0.5
+"""What an earlier look's noise counts beside the next one's."""
 _LASTING = 2
 """Looks over which the cost of a refresh is spread: its scores mostly outlast the first."""
 _UNKNOWN_AGING = 0.15
@@ -61,7 +63,10 @@ class _Option:
 
     decision: Decision
     factor: float
+    left_now: float
+    """The noise that is left at once."""
     noise_left: float
+    """The same on average until the next look."""
     scorer: ExampleScorer | None = None
 
 
@@ -104,7 +109,7 @@ class AutoRefresh(StepCounter):
         self._tiers: dict[str, ExampleScorer | None] = {}
         self._next_look = first
         self._refreshed_at: int | None = None
-        self._fresh_left = 1.0  # by the scores in use when they were fresh
+        self._left_then = 1.0  # noise left at the last look, by the scores in use
         self._aging = _UNKNOWN_AGING
         self._scoring_seconds: dict[str, float] = {}  # of all examples, by the score's name
         self._noise: tuple[float, ...] = (0.0, 0.0)  # tr Σ and ‖μ‖², summed over looks, older ones fading
@@ -162,7 +167,7 @@ class AutoRefresh(StepCounter):
         self._next_look = step + max(interval, int(self._audit_seconds / (allowed * step_seconds)))
 
     def audit(self, loader: "AdaptiveLoader", step: int) -> "_Found":
-        """Measure scores, noise and costs on a few examples; changes nothing but the record of costs."""
+        """Measure scores, noise and costs on a few examples; draws and probabilities stay as they are."""
         scorer, sampler = loader.scorer, loader.sampler
         assert scorer is not None
         indices = self._choose(loader, step, self._num_audited)
@@ -175,36 +180,38 @@ class AutoRefresh(StepCounter):
         example_seconds = max(0.0, self._now(scorer) - started) / len(indices)
         if self._costs is not None:
             example_seconds = self._costs.example
-        scores = scores.to(sampler.device)
+        # Examples without a finite score are the refresh's business, which names them.
+        finite = torch.isfinite(scores).to(sampler.device)
+        scores, indices = scores.to(sampler.device)[finite], indices[finite]
         now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
         fresh = noise.of_second_moment(second_moment_left(scores, weights_of(scores, sampler.floor)))
-        if self._refreshed_at is not None and self._fresh_left < 1:
-            lost = (now - self._fresh_left) / (1 - self._fresh_left)
-            self._aging = min(1.0, max(0.0, lost))
-        return _Found(data, scores, noise, now, fresh, example_seconds)
+        if self._refreshed_at is not None and self._left_then < 1:
+            self._aging = min(1.0, max(0.0, (now - self._left_then) / (1 - self._left_then)))
+        return _Found(data, finite, scores, noise, now, fresh, example_seconds)
 
     def _noise_scale(self, scorer: ExampleScorer, data: Any) -> float:
         """From this look and, fading, those before: a single one is too uncertain."""
         if not scorer.has_losses:
             return float("inf")
         found = scorer.noise(data)
-        self._noise = tuple(_FADING * old + new for old, new in zip(self._noise, found, strict=True))
+        if all(map(math.isfinite, found)):
+            self._noise = tuple(_FADING * old + new for old, new in zip(self._noise, found, strict=True))
         noise, mean = self._noise
         return noise / mean if mean > 0 else float("inf")
 
     def _options(self, loader: "AdaptiveLoader", found: "_Found", step_seconds: float, interval: int) -> list[_Option]:
         scorer = loader.scorer
         assert scorer is not None
-        options = [_Option("off", 1.0, 1.0)]
+        options = [_Option("off", 1.0, 1.0, 1.0)]
         if self._refreshed_at is not None:
             left = _aged(found.now, self._aging)
-            options.append(_Option("keep", found.noise.steps_factor(left), left))
+            options.append(_Option("keep", found.noise.steps_factor(left), found.now, left))
         training = _LASTING * interval * step_seconds
 
         def refreshing(scorer: ExampleScorer, fresh: float) -> _Option:
             left = _aged(fresh, self._aging)
             cost = 1 + self.seconds_of(str(scorer.score), loader) / training
-            return _Option("refresh", cost * found.noise.steps_factor(left), left, scorer)
+            return _Option("refresh", cost * found.noise.steps_factor(left), fresh, left, scorer)
 
         exact = refreshing(scorer, found.fresh)
         options.append(exact)
@@ -241,7 +248,7 @@ class AutoRefresh(StepCounter):
         try:
             if name not in self._scoring_seconds:
                 self._time_scoring(loader, scorer, self.num_steps + 1)
-            cheap = scorer(found.data).to(found.scores)
+            cheap = scorer(found.data).to(found.scores)[found.finite]
         except ValueError:
             self._tiers[name] = None
             return None
@@ -260,10 +267,11 @@ class AutoRefresh(StepCounter):
             scorer = best.scorer
             if self._costs is None and seconds > 0:
                 self._scoring_seconds[str(scorer.score)] = seconds
-            self._refreshed_at, self._fresh_left = step, min(1.0, found.fresh)
+            self._refreshed_at = step
         elif best.decision == "off" and self._refreshed_at is not None:
             loader.sampler.forget()
-            self._refreshed_at, self._fresh_left = None, 1.0
+            self._refreshed_at = None
+        self._left_then = min(1.0, best.left_now)
         step_seconds = self._step_seconds()
         assert step_seconds is not None
         self.last = Diagnosis(
@@ -332,7 +340,7 @@ class AutoRefresh(StepCounter):
             "num_steps": self.num_steps,
             "next_look": self._next_look,
             "refreshed_at": self._refreshed_at,
-            "fresh_left": self._fresh_left,
+            "left_then": self._left_then,
             "aging": self._aging,
             "noise": list(self._noise),
             "scoring_seconds": dict(self._scoring_seconds),
@@ -355,7 +363,7 @@ class AutoRefresh(StepCounter):
         self.num_steps = int(state_dict["num_steps"])
         self._next_look = int(state_dict["next_look"])
         self._refreshed_at = state_dict["refreshed_at"]
-        self._fresh_left = float(state_dict["fresh_left"])
+        self._left_then = float(state_dict["left_then"])
         self._aging = float(state_dict["aging"])
         self._noise = tuple(float(value) for value in state_dict["noise"])
         self._scoring_seconds = dict(state_dict["scoring_seconds"])
@@ -398,7 +406,10 @@ class _Found:
     """What a look found."""
 
     data: Any
+    finite: Tensor
+    """Which of the examples have a score."""
     scores: Tensor
+    """Theirs."""
     noise: Noise
     now: float
     """Noise left by the draws as they are."""

@@ -30,7 +30,9 @@ class Stopwatch:
         self._num_steps = 0
 
     def start(self, device: torch.device) -> None:
-        """A batch is handed out, for a model on this device."""
+        """A batch is handed out, for a model on this device; of several for one step, the first one counts."""
+        if self._started is not None:
+            return
         self._cuda = device.type == "cuda"
         if not self._cuda:
             self._started = self._clock()
