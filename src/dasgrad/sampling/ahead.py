@@ -58,10 +58,9 @@ class BatchDraws:
                 may use up; stratified, it moves each into its slice.
         """
         if self._searched:
-            u = self._rand((self._batch_size,))
             if self._cover is not None:
-                return look_up(self._cover.spread_over_all(u), stratified=False)
-            return look_up(u, stratified=self._stratified)
+                return look_up(self._cover.take_over_all(), stratified=False)
+            return look_up(self._rand((self._batch_size,)), stratified=self._stratified)
         if self._max_ahead == 1:
             return look_up(self._make_uniforms(1)[0], stratified=self._stratified)
         if self._next == len(self._uniforms):
@@ -106,9 +105,8 @@ class BatchDraws:
     def _make_uniforms(self, num_batches: int) -> Tensor:
         """Those of that many batches, or of fewer where a pass ends, ``[at most num_batches, B]``."""
         if self._cover is not None:
-            num_batches = min(num_batches, self._cover.num_left())
-        u = self._rand((num_batches, self._batch_size))
-        return u if self._cover is None else self._cover.spread_(u)
+            return self._cover.take(min(num_batches, self._cover.num_left()))
+        return self._rand((num_batches, self._batch_size))
 
     def _rand(self, shape: tuple[int, ...]) -> Tensor:
         return torch.rand(shape, dtype=torch.float64, device=self._device, generator=self._generator)
@@ -116,10 +114,11 @@ class BatchDraws:
     def _put_back(self) -> None:
         """Bring generator and cover to where they stand when nothing is made ahead."""
         if self._next < len(self._uniforms):
-            self._generator.set_state(self._before)
-            self._rand((self._next, self._batch_size))
             if self._cover is not None:
                 self._cover.position -= len(self._uniforms) - self._next
+            else:
+                self._generator.set_state(self._before)
+                self._rand((self._next, self._batch_size))
         self._forget_uniforms()
 
     def _forget_uniforms(self) -> None:
@@ -152,7 +151,11 @@ class BatchDraws:
 
 
 class Cover:
-    """For each of B slices, an order in which its K finer slices are visited, one a batch; then a new order."""
+    """For each of B slices, an order in which its K finer slices are visited, one a batch; then a new order.
+
+    All are entered at the same place, drawn anew for each order: over a pass the points are evenly spaced, so that an
+    example of probability p is drawn ⌊BKp⌋ or ⌈BKp⌉ times while p does not change. Each single point is uniform.
+    """
 
     def __init__(self, num_slices: int, num_batches: int, device: torch.device) -> None:
         self._shape = (num_slices, num_batches)
@@ -168,36 +171,37 @@ class Cover:
         self._before = self._generator.get_state()  # the order is a function of this, so it need not be saved
         keys = torch.rand(self._shape, device=self._device, generator=self._generator)
         self._order_KB = keys.argsort(dim=1).t().contiguous()
-        self._starts_KB: Tensor | None = None
+        self._place = torch.rand((), dtype=torch.float64, device=self._device, generator=self._generator)
+        self._points_KB: Tensor | None = None
         self.position = 0
 
     def num_left(self) -> int:
         """How many batches are left in this order, or in the next one where this is at its end."""
         return self._shape[1] - self.position % self._shape[1]
 
-    def spread_(self, u: Tensor) -> Tensor:
-        """Uniforms ``[C, B]`` of as many batches, at most those left, moved into the finer slices whose turn it is."""
+    def take(self, num: int) -> Tensor:
+        """Points ``[num, B]`` of as many batches, at most those left, each within its slice stretched to [0, 1)."""
         if self.position == self._shape[1]:
             self._shuffle()
-        end = self.position + len(u)
-        u.add_(self._order_KB[self.position : end]).div_(self._shape[1])
+        end = self.position + num
+        points = (self._order_KB[self.position : end] + self._place).div_(self._shape[1])
         self.position = end
-        return u
+        return points
 
-    def spread_over_all(self, u: Tensor) -> Tensor:
-        """Uniforms ``[B]`` of one batch, each within its slice of [0, 1], in one operation.
+    def take_over_all(self) -> Tensor:
+        """Points ``[B]`` of one batch, each within its slice of [0, 1], in one operation.
 
-        On a GPU its launch is what takes the time. Up to rounding the i-th is ``(i + spread_(u)[i]) / B``; it may
+        On a GPU its launch is what takes the time. Up to rounding the i-th is ``(i + take(1)[0, i]) / B``; it may
         round to 1.
         """
         if self.position == self._shape[1]:
             self._shuffle()
         num_slices, num_batches = self._shape
-        if self._starts_KB is None:
+        if self._points_KB is None:
             slices = torch.arange(num_slices, dtype=torch.float64, device=self._device)
-            self._starts_KB = (slices + self._order_KB.double() / num_batches) / num_slices
+            self._points_KB = (slices + (self._order_KB + self._place) / num_batches) / num_slices
         self.position += 1
-        return torch.add(self._starts_KB[self.position - 1], u, alpha=1.0 / (num_slices * num_batches))
+        return self._points_KB[self.position - 1].clone()
 
     def state_dict(self) -> dict[str, Any]:
         """The generator's state before the current order was made, and the position in it."""
