@@ -118,6 +118,17 @@ def test_equal_probabilities_make_a_pass_a_reshuffled_epoch():
     assert torch.bincount(torch.tensor(orders[2]), minlength=24).max() <= 2
 
 
+@pytest.mark.parametrize(("n", "batch_size"), [(25, 4), (1000, 32), (1797, 32), (5, 8), (33, 32), (7, 1)])
+def test_a_uniform_pass_leaves_nobody_out_where_the_batch_does_not_divide_n(n, batch_size):
+    """D = B⌈n/B⌉ evenly spaced draws: each of n equal intervals holds at least one, and ⌈D/n⌉ at most."""
+    sampler = dasgrad.AdaptiveSampler(n, batch_size, stratified="pass", seed=5)
+    for _ in range(3):
+        drawn = torch.cat([sampler.draw()[0] for _ in range(len(sampler))])
+        counts = torch.bincount(drawn, minlength=n)
+        assert int(counts.min()) >= 1
+        assert int(counts.max()) <= -(-len(drawn) // n)
+
+
 def test_a_pass_covers_p_evenly_and_a_batch_its_slices():
     """Each fine slice is visited once a pass, so an interval's count strays from its share by less than 2.
 

@@ -154,7 +154,7 @@ class Cover:
     """For each of B slices, an order in which its K finer slices are visited, one a batch; then a new order.
 
     All are entered at the same place, drawn anew for each order: over a pass the points are evenly spaced, so that an
-    example of probability p is drawn ⌊BKp⌋ or ⌈BKp⌉ times while p does not change. Each single point is uniform.
+    interval of length p is hit ⌊BKp⌋ or ⌈BKp⌉ times. Each single point is uniform.
     """
 
     def __init__(self, num_slices: int, num_batches: int, device: torch.device) -> None:

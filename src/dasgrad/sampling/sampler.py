@@ -63,9 +63,9 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             slices of [0, 1), so a batch's estimate stays unbiased and its variance is never larger than that
             of independent draws (``"none"``). ``"pass"`` also visits, within each slice, ceil(n / B) finer
             slices in random order, one a batch, all at the same random place: over a pass of D draws an example
-            is drawn pD times, rounded down or up, and with equal probabilities a pass is a reshuffled epoch, each
-            example drawn once (a few twice where B does not divide n). As there, each batch is unbiased, but not
-            given the earlier batches of its pass.
+            is drawn pD times, give or take less than two, and with equal probabilities a pass is a reshuffled epoch,
+            each example drawn once (fewer than B of them twice where B does not divide n). As there, each batch
+            is unbiased, but not given the earlier batches of its pass.
         seed: of the sampler's own generator; the global one is never touched.
         device: where masses, draws and weights live.
 
