@@ -4,7 +4,14 @@ from dasgrad import moments, projections, targets
 from dasgrad.optim import Beta1Decay, DASGrad, InverseSqrtLR
 from dasgrad.sampling import AdaptiveSampler, SegmentTree, SparseRows, WithDraws
 from dasgrad.scoring import ExampleScorer
-from dasgrad.training import AdaptiveLoader, AutoRefresh, WeightedBatch, load_checkpoint, save_checkpoint
+from dasgrad.training import (
+    AdaptiveLoader,
+    AutoRefresh,
+    CapturedLoop,
+    WeightedBatch,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 __version__ = "0.1.0"
 
@@ -13,6 +20,7 @@ __all__ = [
     "AdaptiveSampler",
     "AutoRefresh",
     "Beta1Decay",
+    "CapturedLoop",
     "DASGrad",
     "ExampleScorer",
     "InverseSqrtLR",

@@ -272,6 +272,13 @@ class AdaptiveSampler(Sampler[list[Draw]]):
                 return self._draws.draw_batch(self._locate_)
             return self._draws.draw_others(num, self._locate_)
 
+    def draw_batches(self, num: int) -> tuple[Tensor, Tensor]:
+        """The draws of the next ``num`` batches in one call, ``[num, B]``: those of as many calls of `draw`."""
+        if not isinstance(num, int) or isinstance(num, bool) or num < 1:
+            raise ValueError(f"`draw_batches(num=...)` must be a positive integer, got {num!r}.")
+        with LOCK:
+            return self._draws.draw_batches(num, self._locate_)
+
     def _locate(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """The draws that uniforms u in [0, 1] decide, and their weights."""
         return self._locate_(u.clone(), stratified=False)

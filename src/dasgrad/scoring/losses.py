@@ -20,13 +20,13 @@ class LossShapeError(ValueError):
     """The loss is not one value per example."""
 
 
-def losses_of_pairs(loss_fn: Callable[[Any, Any], Tensor]) -> Losses:
-    """``loss_fn(outputs, targets)`` on data that is a pair (inputs, targets)."""
+def losses_of_pairs(loss_fn: Callable[[Any, Any], Tensor], owner: str = "ExampleScorer") -> Losses:
+    """``loss_fn(outputs, targets)`` on data that is a pair (inputs, targets); errors name the owner."""
 
     def losses(model: Any, data: Any) -> Tensor:
         if not (isinstance(data, tuple | list) and len(data) == 2):
             raise TypeError(
-                "`ExampleScorer(loss_fn=...)` needs data that is a pair (inputs, targets), got "
+                f"`{owner}(loss_fn=...)` needs data that is a pair (inputs, targets), got "
                 f"{type(data).__name__}; use `losses=` for other data."
             )
         inputs, targets = data

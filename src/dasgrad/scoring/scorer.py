@@ -248,6 +248,11 @@ class ExampleScorer:
             return explain(self._engine, function, params, self._measures(params), data)
 
     @property
+    def losses(self) -> Losses | None:
+        """``losses(model, data) -> [B]``, as given or made of ``loss_fn``; None for a score of one's own alone."""
+        return self._losses
+
+    @property
     def has_losses(self) -> bool:
         """Whether it was given a loss, as every score needs that is not a function of one's own."""
         return self._losses is not None

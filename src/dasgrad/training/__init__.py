@@ -2,6 +2,7 @@
 
 from dasgrad.training.auto import AutoRefresh, Costs
 from dasgrad.training.batch import WeightedBatch
+from dasgrad.training.captured import CapturedLoop
 from dasgrad.training.checkpoint import load_checkpoint, save_checkpoint
 from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.loader import AdaptiveLoader, Refresh
@@ -9,6 +10,7 @@ from dasgrad.training.loader import AdaptiveLoader, Refresh
 __all__ = [
     "AdaptiveLoader",
     "AutoRefresh",
+    "CapturedLoop",
     "Costs",
     "Diagnosis",
     "Refresh",

@@ -8,6 +8,7 @@ model changes as much between steps 1,000 and 2,000 as between 100 and 200), whi
 """
 
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -136,6 +137,10 @@ class AutoRefresh(StepCounter):
                 stacklevel=4,
             )
             self.last = replace(self.last, step=self.num_steps + 1, decision=self._standing(), reason=self._failure)
+
+    def num_quiet_steps(self) -> int:
+        """Steps that can be drawn for at once after `before_draw`: none of their draws is preceded by a look."""
+        return sys.maxsize if self._failure else max(1, self._next_look - 1 - self.num_steps)
 
     def _standing(self) -> Decision:
         return "off" if self._refreshed_at is None else "keep"

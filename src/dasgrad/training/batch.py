@@ -102,16 +102,17 @@ class WeightedBatch:
             raise ValueError(f"`backward(num_accumulated=...)` must be a positive integer, got {num_accumulated!r}.")
         losses = self._check(losses)
         weighted = self.weighted_mean(losses)
+        share = weighted if num_accumulated == 1 else weighted / num_accumulated
         if isinstance(optimizer, DASGrad) and optimizer.weighting == "update":
             params = [param for group in optimizer.param_groups for param in group["params"]]
             wanted = [param for param in params if param.requires_grad]
-            found = torch.autograd.grad(weighted / num_accumulated, wanted, retain_graph=True, allow_unused=True)
+            found = torch.autograd.grad(share, wanted, retain_graph=True, allow_unused=True)
             grads = dict(zip(wanted, found, strict=True))
             torch.autograd.backward(losses.mean() / num_accumulated)
             mean_weight = self.weights.mean() / num_accumulated
             optimizer.accumulate_update_grads([grads.get(param) for param in params], mean_weight)
         else:
-            torch.autograd.backward(weighted / num_accumulated)
+            torch.autograd.backward(share)
         return weighted.detach()
 
     def _check(self, losses: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from dasgrad.training.auto import AutoRefresh, examine
 from dasgrad.training.batch import WeightedBatch
 from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.fetching import Rows, SeededBatch, SeededFetches, collate
-from dasgrad.training.refresh import RefreshSchedule, fill_nonfinite
+from dasgrad.training.refresh import RefreshSchedule, StepCounter, fill_nonfinite
 
 STATE_VERSION = 2  # version 1 did not count batches, on which the seeds of workers depend
 
@@ -154,6 +154,7 @@ class AdaptiveLoader:
         self.dataset = dataset
         self.sampler = sampler
         self.scorer = scorer
+        self.optimizer = optimizer
         self.device = None if device is None else torch.device(device)
         self.scoring_chunk_size = scoring_chunk_size
         self._scoring_device = torch.device("cpu") if scorer is None else device_of(scorer.model)
@@ -250,8 +251,7 @@ class AdaptiveLoader:
         batch = WeightedBatch(data, indices, weights)
         if self.device is not None:
             batch = batch.to(self.device, non_blocking=True)
-        if self.scorer is not None:
-            self._schedule.stopwatch.start(self._scoring_device)
+        self.start_step()
         return batch
 
     def _direct_data(self) -> Iterator[Any]:
@@ -281,6 +281,61 @@ class AdaptiveLoader:
             self._in_flight.append(draw)
             self._num_batches += 1
             yield draw
+
+    # --- several batches at once ----------------------------------------------------------------------
+
+    @property
+    def columns(self) -> Any | None:
+        """The tensors in memory that batches are rows of; None where examples are fetched one by one."""
+        return self._columns
+
+    @property
+    def counter(self) -> StepCounter:
+        """Counts and times the optimizer's steps."""
+        return self._schedule
+
+    def start_step(self) -> None:
+        """A batch is handed out: the time of its step begins."""
+        if self.scorer is not None:
+            self._schedule.stopwatch.start(self._scoring_device)
+
+    def num_left(self) -> int:
+        """Batches up to the end of the pass that `take_draws` is in, or would begin."""
+        return len(self) - self._position if self._resumed else len(self)
+
+    def take_draws(self, most: int) -> tuple[Tensor, Tensor]:
+        """The draws of the next k batches at once, 1 ≤ k ≤ ``most``: indices and weights ``[k, B]``.
+
+        They are those of a loop over the loader, and the refresh that may be due comes first. k is less than ``most``
+        where the pass ends, and before a step at which the next refresh may come; the next call goes on from there, as
+        does the next ``iter(loader)``. The caller takes one optimizer step with each batch, or gives draws back by
+        `put_back`.
+        """
+        if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+            raise ValueError(f"`take_draws(most=...)` must be a positive integer, got {most!r}.")
+        if not self._resumed:
+            self._position = 0
+            self._replay.clear()
+        self._in_flight.clear()
+        self._pass, self._resumed = None, True
+        most = min(most, self.num_left())
+        if self._replay:
+            draws = [self._replay.popleft() for _ in range(min(most, len(self._replay)))]
+            indices, weights = (torch.stack(parts) for parts in zip(*draws, strict=True))
+        else:
+            if self.scorer is not None:
+                self._schedule.before_draw(self)
+                most = min(most, self._schedule.num_quiet_steps())
+            indices, weights = self.sampler.draw_batches(most)
+        self._position = (self._position + len(indices)) % len(self)
+        self._num_batches += len(indices)
+        return indices, weights
+
+    def put_back(self, indices: Tensor, weights: Tensor) -> None:
+        """Give back the last of the draws that `take_draws` gave, ``[k, B]``: they are the next ones again."""
+        self._replay.extendleft(reversed(list(zip(indices, weights, strict=True))))
+        self._position = (self._position - len(indices)) % len(self)
+        self._num_batches -= len(indices)
 
     # --- refresh --------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 import time
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -27,6 +28,7 @@ class StepCounter:
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.num_steps = 0
         self.stopwatch = Stopwatch(clock)
+        self._paused = False
 
     def count_steps_of(self, optimizer: Optimizer) -> None:
         """Count by a hook that does not keep this object alive."""
@@ -36,11 +38,24 @@ class StepCounter:
             counter = myself()
             if counter is None:
                 handle.remove()
-            else:
-                counter.num_steps += 1
-                counter.stopwatch.stop()
+            elif not counter._paused:
+                counter.count()
 
         handle = optimizer.register_step_post_hook(count)
+
+    def count(self) -> None:
+        """A step is complete. The hook calls this; a replay of a captured step, which runs no hooks, has to."""
+        self.num_steps += 1
+        self.stopwatch.stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The hook counts nothing inside: a step that is captured is not taken."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
 
 
 class RefreshSchedule(StepCounter):
@@ -61,6 +76,10 @@ class RefreshSchedule(StepCounter):
         """Rescore where it is due."""
         if self.is_due():
             loader.refresh()
+
+    def num_quiet_steps(self) -> int:
+        """Steps that can be drawn for at once after `before_draw`: none of their draws is preceded by a refresh."""
+        return self.interval * (self._num_refreshes_due + 1) - 1 - self.num_steps
 
     def __repr__(self) -> str:
         return str(self.interval)

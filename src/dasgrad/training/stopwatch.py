@@ -53,6 +53,12 @@ class Stopwatch:
             self._finished.append(self._clock() - self._started)
         self._started = None
 
+    def restart(self) -> None:
+        """Forget all times: steps from here on take another one."""
+        self._started = None
+        self._finished.clear()
+        self._num_steps = 0
+
     def seconds(self) -> float | None:
         """The median of the last steps; None before the first. Waits for the GPU."""
         times = self._finished
