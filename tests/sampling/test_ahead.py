@@ -14,14 +14,17 @@ pytestmark = pytest.mark.usefixtures("core")
 EVENTS = ("others", "refresh", "update", "floor", "epoch", "state")
 
 
-def play(events, num_examples, batch_size, stratified):
+def play(events, num_examples, batch_size, stratified, together=False):
     """Everything that was drawn and every state that was saved on the way; draws come before each event."""
     sampler = dasgrad.AdaptiveSampler(num_examples, batch_size, stratified=stratified, seed=5)
     sampler.refresh(torch.arange(num_examples) + 1.0)
     seen = []
     for number, (num_draws, event) in enumerate([*events, (9, "state")]):
-        for _ in range(num_draws):
-            seen += sampler.draw()
+        if together and num_draws:
+            seen += [row for rows in zip(*sampler.draw_batches(num_draws), strict=True) for row in rows]
+        else:
+            for _ in range(num_draws):
+                seen += sampler.draw()
         scores = torch.rand(num_examples, generator=torch.Generator().manual_seed(number))
         if event == "others":
             seen += sampler.draw(batch_size + 1)
@@ -56,6 +59,30 @@ def test_nobody_can_tell_that_draws_are_made_ahead(stratified, events, shape):
     for made_ahead in seen.values():
         for ours, theirs in zip(made_ahead, one_by_one, strict=True):
             assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs))
+
+
+@pytest.mark.parametrize("stratified", ["none", "batch", "pass"])
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.sampled_from(EVENTS)), max_size=10),
+    st.sampled_from([(1, 1), (23, 4), (7, 7), (5, 9), (40, 3)]),
+)
+def test_batches_drawn_together_are_those_drawn_one_by_one(stratified, events, shape):
+    together, one_by_one = (play(events, *shape, stratified, together) for together in (True, False))
+    for ours, theirs in zip(together, one_by_one, strict=True):
+        assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs))
+
+
+def test_batches_drawn_together_are_looked_up_once_where_that_is_faster(core):
+    sampler = dasgrad.AdaptiveSampler(1000, 10)
+    original, lengths = sampler._locate_, []
+    sampler._locate_ = lambda u, stratified: (lengths.append(len(u) // 10), original(u, stratified=stratified))[1]
+    indices, weights = sampler.draw_batches(250)  # through passes of 100
+    assert indices.shape == weights.shape == (250, 10)
+    if core == "search":
+        assert lengths == [250]
+    for wrong in (0, -1, 2.0, True):
+        with pytest.raises(ValueError, match=r"draw_batches\(num=...\)` must be a positive integer, got"):
+            sampler.draw_batches(wrong)
 
 
 def test_batches_are_looked_up_together_and_a_change_of_scores_ends_it(core):
