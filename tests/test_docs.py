@@ -28,14 +28,19 @@ PUBLIC |= {f"moments.{name}": getattr(moments, name) for name in ("Moments", "Hy
 METHODS = {
     "AdaptiveLoader": (
         *("refresh", "on_refresh", "rescore", "diagnosis", "examples_for_scoring"),
+        *("take_draws", "put_back", "start_step"),
         *("state_dict", "load_state_dict"),
     ),
     "AdaptiveSampler": (
-        *("refresh", "update", "forget", "draw", "from_target", "weights_of"),
+        *("refresh", "update", "forget", "draw", "draw_batches", "from_target", "weights_of"),
         *("set_epoch", "state_dict", "load_state_dict"),
     ),
-    "AutoRefresh": ("audit", "seconds_of", "before_draw", "state_dict", "load_state_dict", "check"),
+    "AutoRefresh": (
+        *("audit", "seconds_of", "before_draw", "num_quiet_steps"),
+        *("state_dict", "load_state_dict", "check"),
+    ),
     "Beta1Decay": ("step", "state_dict", "load_state_dict"),
+    "CapturedLoop": ("run",),
     "DASGrad": ("step", "accumulate_update_grads", "add_param_group", "zero_grad", "state_dict", "load_state_dict"),
     "ExampleScorer": ("explain", "listen", "noise", "score_dataset", "with_score"),
     "SegmentTree": ("rebuild", "update", "sample", "find", "masses_of", "to", "state_dict", "load_state_dict"),

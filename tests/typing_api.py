@@ -20,6 +20,10 @@ for batch in loader:
     nothing: None = optimizer.step()
     value: float = optimizer.step(lambda: 0.0)
 
+loop = dasgrad.CapturedLoop(loader, scheduler=scheduler)
+means: Tensor = loop.run(10)
+whole_pass: Tensor = dasgrad.CapturedLoop(loader, model, loss_fn, optimizer).run()
+
 tree = dasgrad.SegmentTree(torch.ones(3))
 pair: tuple[Tensor, Tensor] = tree.sample(2, generator=torch.Generator())
 sampler = dasgrad.AdaptiveSampler(3, 2, target=dasgrad.targets.uniform(3))

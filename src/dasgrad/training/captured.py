@@ -141,7 +141,7 @@ class CapturedLoop:
             RuntimeError: inside ``torch.autocast``, which keeps casts of the parameters while they change, and where a
                 step cannot be captured.
         """
-        num_steps = self.loader.num_left() if num_steps is None else num_steps
+        num_steps = self.loader.num_left if num_steps is None else num_steps
         if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 0:
             raise ValueError(f"`CapturedLoop.run(num_steps=...)` must be a non-negative integer, got {num_steps!r}.")
         if torch.is_autocast_enabled(self._device.type):

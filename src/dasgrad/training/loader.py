@@ -299,6 +299,7 @@ class AdaptiveLoader:
         if self.scorer is not None:
             self._schedule.stopwatch.start(self._scoring_device)
 
+    @property
     def num_left(self) -> int:
         """Batches up to the end of the pass that `take_draws` is in, or would begin."""
         return len(self) - self._position if self._resumed else len(self)
@@ -318,7 +319,7 @@ class AdaptiveLoader:
             self._replay.clear()
         self._in_flight.clear()
         self._pass, self._resumed = None, True
-        most = min(most, self.num_left())
+        most = min(most, self.num_left)
         if self._replay:
             draws = [self._replay.popleft() for _ in range(min(most, len(self._replay)))]
             indices, weights = (torch.stack(parts) for parts in zip(*draws, strict=True))
