@@ -1,6 +1,6 @@
 """`CapturedLoop`: training steps, draws included, as replays of one CUDA graph.
 
-The step of a small model on a GPU is mostly work of the host: some fifty kernels are launched one after the other, and
+The step of a small model on a GPU is mostly work of the host: dozens of kernels are launched one after the other, and
 each runs for less time than its launch takes. A CUDA graph launches all of them at once. So that one graph serves all
 steps, the draws of many batches stand in a table on the device, made between refreshes in one call; the step reads the
 row that a counter on the device names, and advances the counter. The host has nothing to do but to ask for the next
