@@ -88,9 +88,10 @@ CASES: Mapping[str, Case] = {
     "rare": Case(
         "rare events: is it a 3? MNIST with 1 % of 3s, MLP 784-32-1",
         build_rare,
-        num_steps=8000,
-        learning_rates=(1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
-        falling_rates=(0.03, 0.1, 0.3, 1.0),
+        num_steps=4000,
+        learning_rates=(1e-3, 2e-3, 5e-3, 1e-2, 2e-2),
+        falling_rates=(0.02, 0.05, 0.1, 0.2, 0.5),
+        weight_decay=1e-4,
     ),
     "mnist": Case(
         "MNIST, logistic regression",

@@ -74,7 +74,7 @@ CIFAR10 = register(
         ),
         reference="amsgrad",
         weight_decay=1e-4,
-        learning_rates=(0.001, 0.003, 0.01, 0.03),
+        learning_rates=(0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
         num_tuning_seeds=1,
         # 6,000 steps are about four passes. Own scores need each example's gradient in every layer: far too slow here.
         defaults=Settings(num_seeds=4, num_steps=6000, batch_size=32, refresh=300, scores="frozen"),
