@@ -47,7 +47,7 @@ def main() -> None:
         print(f"{row['metric']:<60} {row['ours']:.4g}  {row['peer_name']} {row['peer']:.4g}  ratio {row['ratio']:.3f}")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf8")
+        options.json.write_text(json.dumps(report.finite(rows), indent=1, allow_nan=False) + "\n", encoding="utf8")
     if options.md:
         make_table = getattr(module, "make_table", report.make_table)
         report.write_markdown(options.md, options.name, make_table(rows), seconds)

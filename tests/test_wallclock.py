@@ -17,14 +17,14 @@ if not (ROOT / "benchmarks").exists():
 sys.path.append(str(ROOT))
 
 from benchmarks.wallclock import command, crossing, drawing  # noqa: E402 - the repository comes onto the path above
-from benchmarks.wallclock.campaign import mean_loss  # noqa: E402
+from benchmarks.wallclock.campaign import _best_of_each_size, mean_loss  # noqa: E402
 from benchmarks.wallclock.cases import CASES, scale_rows, thin  # noqa: E402
 from benchmarks.wallclock.crossing import Curves  # noqa: E402
 from benchmarks.wallclock.models import make_perceptron  # noqa: E402
 from benchmarks.wallclock.progress import OutOfTimeError, Progress  # noqa: E402
 from benchmarks.wallclock.store import Store  # noqa: E402
 from benchmarks.wallclock.table import make_table, show  # noqa: E402
-from benchmarks.wallclock.training import make_optimizer, make_schedule  # noqa: E402
+from benchmarks.wallclock.training import RunConfig, make_optimizer, make_schedule  # noqa: E402
 
 import dasgrad  # noqa: E402
 from dasgrad.experiments.datasets import Split  # noqa: E402
@@ -125,6 +125,21 @@ def test_tuning_takes_the_loss_at_equal_time_and_no_number_for_the_worst():
     assert mean_loss([run], 1.0) == 3
     assert mean_loss([run], None) == 2
     assert mean_loss([{"curves": {"seconds": [0, 2], "train_loss": [4, math.nan]}}], None) == math.inf
+
+
+def test_a_further_seed_is_for_the_best_third_of_each_batch_size():
+    def config(lr, batch_size):
+        return RunConfig("p", "constant", "adam", "reshuffled", lr, batch_size, 0, 1, 1, 1, "cpu", "here")
+
+    runs = {
+        config(lr, size): [{"curves": {"seconds": [0, 1], "train_loss": [9, abs(lr - 5) + size]}}]
+        for lr in range(12)
+        for size in (32, 128)
+    }
+    kept = _best_of_each_size(runs)
+    assert {(c.batch_size, c.lr) for c in kept} == {(size, lr) for size in (32, 128) for lr in (3, 4, 5, 6)}
+    few = {c: found for c, found in runs.items() if c.lr < 5}
+    assert {c.lr for c in _best_of_each_size(few)} == {2, 3, 4}
 
 
 # --- what is kept on disk ---------------------------------------------------------------------------------
@@ -280,7 +295,9 @@ def call(tmp_path, *arguments):
 
 def test_a_measurement_from_end_to_end_and_again_from_disk(tmp_path):
     """On a made-up problem, without any package that measuring does not need."""
-    arguments = ["rare", "--quick", "--steps", "16", "--methods", "amsgrad", "adaptive:5", "--threads", "1"]
+    methods = ["amsgrad", "adaptive:5", "adaptive:fixed", "adaptive:auto"]
+    arguments = ["rare", "--quick", "--steps", "16", "--methods", *methods, "--threads", "1"]
+    arguments += ["--clock", "cpu", "--device", "cpu", "--processes", "2"]
     files = ["--json", "rows.json", "--md", "page.md", "--runs", "runs.jsonl"]
     first = call(tmp_path, *arguments, *files)
     assert first.returncode == 0, first.stderr
@@ -290,12 +307,16 @@ def test_a_measurement_from_end_to_end_and_again_from_disk(tmp_path):
         for schedule in ("constant", "inverse-sqrt", "cosine")
         for batches in ("any batch", "batch 32")
     }
-    assert {row["method"] for row in rows} == {"uniform, other seeds", "amsgrad", "adaptive:5"}
+    assert {row["method"] for row in rows} == {"uniform, other seeds", *methods}
     for row in rows:
         assert row["num_seeds"] == 2
         assert row["peer"] > 0
-        assert row["held_out_low"] <= row["held_out_high"]
-        assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])
+        low, high = (math.inf if row[f"held_out_{end}"] is None else row[f"held_out_{end}"] for end in ("low", "high"))
+        assert low <= high  # None is infinite, which JSON does not have
+        if row["ratio"] is None:
+            assert row["ours"] is None
+        else:
+            assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])
         assert row["peer_batch_size"] in (32, 128)
         assert row["batches"] == "any batch" or row["batch_size"] == row["peer_batch_size"] == 32
     assert "uniform, other seeds" in (tmp_path / "page.md").read_text()
@@ -316,6 +337,7 @@ def test_a_measurement_from_end_to_end_and_again_from_disk(tmp_path):
         (["rare", "--points", "6"], "multiple of 4"),
         (["rare", "--steps", "0"], "--steps must be at least 1"),
         (["rare", "--clock", "cpu"], "--threads 1 --device cpu"),
+        (["rare", "--processes", "2"], "--processes above 1 needs --clock cpu, got 2"),
     ],
 )
 def test_bad_options_are_refused(arguments, message):

@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import math
 import os
 import platform
 import re
@@ -43,6 +44,15 @@ def show(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")
+
+
+def finite(value: Any) -> Any:
+    """The same with None for numbers that are infinite or none, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_notes(page: str) -> str:

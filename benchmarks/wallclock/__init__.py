@@ -1,10 +1,10 @@
 """Sooner on the clock? Seconds until adaptive draws reach the loss of the best uniform configuration.
 
-Both sides choose learning rate and batch size from the same grids, on seeds that are not reported, by the training
-loss after the same number of seconds. Uniform is torch's Adam, AMSGrad or AdamW on reshuffled passes, whichever is
-best; all other ways to draw are joined with the optimizer that is best for uniform ones, so that they differ in their
-draws alone. Every batch size gets as many steps T as uniform training takes in the seconds of the smallest one's
-budget. Under cosine decay, where the budget decides the run, both sides are chosen by their loss at its end.
+Both sides choose optimizer (torch's Adam, AMSGrad or AdamW), learning rate and batch size from the same grids, on
+seeds that are not reported, by the training loss after the same number of seconds; the worse two thirds of a grid are
+tried on the first of these seeds alone. Uniform draws are reshuffled passes. Every batch size gets as many steps T as
+uniform training takes in the seconds of the smallest one's budget. Under cosine decay, where the budget decides the
+run, both sides are chosen by their loss at its end.
 
 - Target: the mean loss on the whole training set that the best uniform configuration has after its budget T.
 - Time: where the mean curve over seeds first crosses the target, straight lines between evaluations, which are equally
@@ -17,12 +17,15 @@ budget. Under cosine decay, where the budget decides the run, both sides are cho
   uniform's held-out loss of that moment, for a lower training loss may be over-fitting.
 - Uniform against itself, on other seeds, stands beside every ratio: what chance alone does.
 - Batch 32 is reported apart, both sides held to it.
-- On a CPU that others use, ``--threads 1 --clock cpu`` counts the processor time of one thread instead.
+- On a CPU that others use, ``--threads 1 --clock cpu`` counts the processor time of one thread instead, and
+  ``--processes`` are then runs at a time.
 - Seeds are the outer loop and methods the inner one, so that busy spells of the machine fall on all alike.
 
 ``--methods`` are ``adam``, ``amsgrad``, ``adamw``; ``last-layer`` (Katharopoulos and Fleuret 2018: the bound by the
 last layer's gradient, on a presampled batch, switched on by their test of variance); ``loss:J`` (by loss, all examples
-rescored every J steps); ``adaptive:J``, ``adaptive:never`` (the loader without scores) and ``adaptive:auto``.
+rescored every J steps); ``adaptive:J``, ``adaptive:never`` (the loader without scores), ``adaptive:auto``, and
+``adaptive:fixed``: the configuration of ``adaptive:auto`` with the best J of 100, 300, 1,000 and never. Rivals take the
+optimizer that is best for uniform draws.
 
 Every finished run is added to the file ``--runs``; the same command again goes on where it was stopped.
 """

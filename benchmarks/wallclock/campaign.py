@@ -1,8 +1,8 @@
 """All runs of one problem: budgets by batch size, tuning, and the runs that are reported."""
 
+import itertools
 import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from benchmarks.wallclock.crossing import values_at
 from benchmarks.wallclock.progress import Progress
 from benchmarks.wallclock.store import Store
 from benchmarks.wallclock.training import OPTIMIZERS, RunConfig, time_steps, train
+from benchmarks.wallclock.workers import Workers
 from dasgrad.experiments.problems import Problem
 
 BUDGETS = (0.5, 1.0, 2.0)
@@ -23,7 +24,12 @@ TUNING_SEED, OTHER_SEED = 2000, 1000
 NUM_TUNING_POINTS = 8
 NUM_WARM_UP_STEPS = 4
 TIMING_ROUNDS, TIMED_STEPS = 5, 60
+NUM_KEPT = 3
+"""Configurations of each batch size that are tuned on further seeds: the best third, or these."""
 ANY_BATCH, BATCH_32 = "any batch", "batch 32"
+AUTO, FIXED = "adaptive:auto", "adaptive:fixed"
+INTERVALS = ("100", "300", "1000", "never")
+"""Of which `FIXED` takes the best."""
 UNIFORM, UNIFORM_AGAIN = "uniform", "uniform, other seeds"
 
 
@@ -32,7 +38,7 @@ class Settings:
     """What the command line decides."""
 
     optimizers: tuple[str, ...]
-    """Of which uniform draws take the best."""
+    """Of which uniform draws take the best, and so does `AUTO`."""
     methods: tuple[str, ...]
     schedules: tuple[str, ...]
     num_seeds: int
@@ -46,6 +52,8 @@ class Settings:
     device: torch.device
     clock: str
     where: str
+    num_processes: int = 1
+    """Runs at a time, where processor time is what counts."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,7 @@ class Campaign:
         self._name, self._case, self._problem = name, case, problem
         self._settings, self._store, self._progress = settings, store, progress
         self._steps: dict[int, int] = {}
+        self._workers: Workers | None = None
         self._warm = False
 
     def measure(self) -> list[Comparison]:
@@ -103,9 +112,9 @@ class Campaign:
                     own = OTHER_SEED + seed if method == UNIFORM_AGAIN else seed
                     configs = self._report_configs(comparison.schedule, comparison.choices[method], own)
                     plan.append((comparison, method, configs))
-        self._announce("report", [config for *_, configs in plan for config in configs])
+        found = self._run("report", [config for *_, configs in plan for config in configs])
         for comparison, method, configs in plan:
-            comparison.runs.setdefault(method, []).append([self._run(config) for config in configs])
+            comparison.runs.setdefault(method, []).append([found[config] for config in configs])
         return comparisons
 
     # --- budgets --------------------------------------------------------------------------------------
@@ -149,14 +158,31 @@ class Campaign:
         for batches, sizes in self._batch_rules().items():
             uniform = self._choose(schedule, by_optimizer, moment, sizes)
             choices = {UNIFORM: uniform, UNIFORM_AGAIN: uniform}
-            sides = [(uniform.optimizer, name) for name in settings.methods if name not in OPTIMIZERS]
-            others = self._tuning_runs(schedule, sides, sizes)
-            for method in settings.methods:
-                own = by_optimizer if method in OPTIMIZERS else others
-                mine = {config: runs for config, runs in own.items() if method in (config.optimizer, config.draws)}
-                choices[method] = self._choose(schedule, mine, moment, sizes)
+            for method in sorted(settings.methods, key=lambda name: name == FIXED):  # which needs the choice of `AUTO`
+                choices[method] = self._tune_method(schedule, method, choices, by_optimizer, moment, sizes)
             found[batches] = choices
         return found
+
+    def _tune_method(
+        self,
+        schedule: str,
+        method: str,
+        choices: dict[str, Choice],
+        by_optimizer: dict[RunConfig, list[dict[str, Any]]],
+        moment: float,
+        sizes: Sequence[int],
+    ) -> Choice:
+        if method in OPTIMIZERS:
+            runs = {config: runs for config, runs in by_optimizer.items() if config.optimizer == method}
+            return self._choose(schedule, runs, moment, sizes)
+        if method == FIXED:  # in which steps, and else as `AUTO`
+            auto = choices.get(AUTO, choices[UNIFORM])
+            sides = [(auto.optimizer, f"adaptive:{interval}") for interval in INTERVALS]
+            runs = self._tuning_runs(schedule, sides, (auto.batch_size,), (auto.lr,))
+            return replace(self._choose(schedule, runs, moment, sizes), at_edge=auto.at_edge)
+        optimizers = self._settings.optimizers if method == AUTO else (choices[UNIFORM].optimizer,)
+        runs = self._tuning_runs(schedule, [(name, method) for name in optimizers], sizes)
+        return self._choose(schedule, runs, moment, sizes)
 
     def _batch_rules(self) -> dict[str, tuple[int, ...]]:
         sizes = self._settings.batch_sizes
@@ -172,21 +198,30 @@ class Campaign:
         return rates[start : start + wanted]
 
     def _tuning_runs(
-        self, schedule: str, sides: Sequence[tuple[str, str]], sizes: Sequence[int]
+        self,
+        schedule: str,
+        sides: Sequence[tuple[str, str]],
+        sizes: Sequence[int],
+        rates: Sequence[float] | None = None,
     ) -> dict[RunConfig, list[dict[str, Any]]]:
-        """Runs of all configurations of optimizers and ways to draw, by configuration without seed."""
+        """Runs of all configurations of optimizers and ways to draw, by configuration without seed.
+
+        Those that do badly on the first seed are spared the others.
+        """
         configs = [
             self._config(schedule, optimizer, draws, lr, size, 0, self._steps[size], NUM_TUNING_POINTS)
             for size in sizes
-            for lr in self._rates(schedule)
+            for lr in (self._rates(schedule) if rates is None else rates)
             for optimizer, draws in sides
         ]
-        seeds = [TUNING_SEED + k for k in range(self._settings.num_tuning_seeds)]
-        self._announce(f"tune {schedule}", [replace(config, seed=seed) for seed in seeds for config in configs])
+        stage = f"tune {schedule}"
         found: dict[RunConfig, list[dict[str, Any]]] = {config: [] for config in configs}
-        for seed in seeds:
-            for config in configs:
-                found[config].append(self._run(replace(config, seed=seed)))
+        for seed in range(TUNING_SEED, TUNING_SEED + self._settings.num_tuning_seeds):
+            runs = self._run(stage, [replace(config, seed=seed) for config in found])
+            for config in found:
+                found[config].append(runs[replace(config, seed=seed)])
+            if seed == TUNING_SEED:
+                found = _best_of_each_size(found)
         return found
 
     def _choose(
@@ -236,23 +271,33 @@ class Campaign:
             where=self._settings.where,
         )
 
-    def _announce(self, stage: str, configs: Sequence[RunConfig]) -> None:
-        missing = {config for config in configs if self._store.find(config.key()) is None}
+    def _run(self, stage: str, configs: Sequence[RunConfig]) -> dict[RunConfig, dict[str, Any]]:
+        """What each configuration gave, from the store or measured now."""
+        missing = [config for config in dict.fromkeys(configs) if self._store.find(config.key()) is None]
         self._progress.start(f"{self._name}, {stage}", sum(config.num_steps * config.batch_size for config in missing))
-
-    def _run(self, config: RunConfig) -> dict[str, Any]:
-        found: dict[str, Any] | None = self._store.find(config.key())
-        if found is None:
-            self._warm_up(config)
-            started = time.perf_counter()
-            found = train(self._problem, self._case, config, self._settings.device)
-            found["elapsed"] = time.perf_counter() - started
+        if missing:
+            self._warm_up(missing[0])
+        for config, found in self._perform(missing):
             self._store.add(config.key(), found)
             what = (
                 f"{config.optimizer}, {config.draws}, lr {config.lr:g}, batch {config.batch_size}, seed {config.seed}"
             )
             self._progress.advance(config.num_steps * config.batch_size, what)
-        return found
+        return {config: self._store.find(config.key()) for config in configs}
+
+    def _perform(self, configs: Sequence[RunConfig]) -> Iterator[tuple[RunConfig, dict[str, Any]]]:
+        if self._settings.num_processes == 1:
+            for config in configs:
+                yield config, train(self._problem, self._case, config, self._settings.device)
+        else:
+            if self._workers is None:
+                self._workers = Workers(self._settings.num_processes, self._problem, self._case)
+            yield from self._workers.train_all(configs)
+
+    def close(self) -> None:
+        """End the processes, if there are any."""
+        if self._workers is not None:
+            self._workers.close()
 
     def _warm_up(self, config: RunConfig) -> None:
         """A few steps of every kind off the books before the first run: compilers, caches, allocators.
@@ -264,10 +309,20 @@ class Campaign:
         self._warm = True
         for method in ("reshuffled", *(name for name in self._settings.methods if name not in OPTIMIZERS)):
             kind, _, interval = method.partition(":")
-            draws = f"{kind}:2" if interval.isdecimal() else method
+            draws = f"{kind}:2" if interval.isdecimal() or method == FIXED else method
             for size in self._settings.batch_sizes:
                 short = replace(config, draws=draws, batch_size=size, num_steps=NUM_WARM_UP_STEPS, num_points=1)
                 train(self._problem, self._case, short, self._settings.device)
+
+
+def _best_of_each_size(runs: dict[RunConfig, list[dict[str, Any]]]) -> dict[RunConfig, list[dict[str, Any]]]:
+    """A third of the configurations of every batch size, and `NUM_KEPT` at least, by their loss at the end."""
+    kept = {}
+    for _, group in itertools.groupby(sorted(runs, key=lambda c: c.batch_size), key=lambda c: c.batch_size):
+        configs = sorted(group, key=lambda config: mean_loss(runs[config], None))
+        for config in configs[: max(NUM_KEPT, -(-len(configs) // 3))]:
+            kept[config] = runs[config]
+    return kept
 
 
 def mean_loss(runs: Sequence[dict[str, Any]], moment: float | None) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.parts.report import Row
-from benchmarks.wallclock.campaign import Campaign, Settings
+from benchmarks.wallclock.campaign import AUTO, FIXED, Campaign, Settings
 from benchmarks.wallclock.cases import CASES, thin
 from benchmarks.wallclock.drawing import find_stream
 from benchmarks.wallclock.progress import OutOfTimeError, Progress
@@ -15,16 +15,7 @@ from benchmarks.wallclock.rows import make_rows
 from benchmarks.wallclock.store import Store
 from benchmarks.wallclock.training import OPTIMIZERS, SCHEDULES
 
-METHODS = (
-    *OPTIMIZERS,
-    "last-layer",
-    "loss:300",
-    "adaptive:100",
-    "adaptive:300",
-    "adaptive:1000",
-    "adaptive:never",
-    "adaptive:auto",
-)
+METHODS = ("last-layer", "loss:300", AUTO, FIXED)
 RUNS = Path("runs/bench/wallclock.jsonl")
 NUM_POINTS = 40
 QUICK_PROBLEMS = ("rare", "hopeless")
@@ -37,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark alone."""
     parser.add_argument("--methods", nargs="+", default=METHODS, help=f"by default {' '.join(METHODS)}")
     parser.add_argument(
-        "--optimizers", nargs="+", default=OPTIMIZERS, choices=OPTIMIZERS, help="of which uniform draws take the best"
+        "--optimizers", nargs="+", default=OPTIMIZERS, choices=OPTIMIZERS, help="of which each side takes the best"
     )
     parser.add_argument("--schedules", nargs="+", default=SCHEDULES, choices=SCHEDULES)
     parser.add_argument("--batch-sizes", nargs="+", type=int, help="to choose from; by default the problem's")
@@ -54,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cpu: processor time of this process, for one thread on a CPU that others use too",
     )
     parser.add_argument("--threads", type=int, help="of torch; by default its own choice")
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time, with --clock cpu alone; 1")
     parser.add_argument("--runs", type=Path, default=RUNS, help=f"file of finished runs, {RUNS} by default")
     parser.add_argument("--no-resume", action="store_true", help="measure anew what the file of runs has")
     parser.add_argument("--minutes", type=float, help="stop after so many; the same command again goes on")
@@ -92,7 +84,7 @@ def check(names: tuple[str, ...], options: argparse.Namespace) -> None:
     if unknown:
         raise SystemExit(f"problems must be among {', '.join(CASES)}, got {', '.join(unknown)}.")
     for method in options.methods:
-        if method not in OPTIMIZERS:
+        if method not in (*OPTIMIZERS, FIXED):
             try:
                 find_stream(method)
             except ValueError as error:
@@ -105,7 +97,9 @@ def check(names: tuple[str, ...], options: argparse.Namespace) -> None:
         raise SystemExit(f"--seeds must be at least 2, of which an interval can be made, got {options.seeds}.")
     if options.clock == "cpu" and (options.threads != 1 or torch.device(options.device).type != "cpu"):
         raise SystemExit("--clock cpu measures one thread on a CPU: give --threads 1 --device cpu.")
-    for name in ("tuning_seeds", "rates", "steps"):
+    if options.processes > 1 and options.clock != "cpu":
+        raise SystemExit(f"--processes above 1 needs --clock cpu, got {options.processes}.")
+    for name in ("tuning_seeds", "rates", "steps", "processes"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise SystemExit(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
@@ -146,8 +140,13 @@ def measure(
         device=device,
         clock=options.clock,
         where=describe_place(device),
+        num_processes=options.processes,
     )
-    found = Campaign(name, case, problem.to(device), settings, store, progress).measure()
+    campaign = Campaign(name, case, problem.to(device), settings, store, progress)
+    try:
+        found = campaign.measure()
+    finally:
+        campaign.close()
     return [row for comparison in found for row in make_rows(comparison)]
 
 

@@ -5,6 +5,7 @@ examples in the step. All read their rows by the loader's own, fastest way, so t
 """
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -38,6 +39,7 @@ class Training:
     seed: int
     device: torch.device
     scorer: dict[str, Any] = field(default_factory=dict)
+    clock: Callable[[], float] = time.perf_counter
     num_scored: int = 0
     scoring_seconds: float = 0.0
 
@@ -70,7 +72,7 @@ def adaptive(
     options: dict[str, Any] = {}
     if refresh != "never":
         scorer = training.scorer if score == "dasgrad" else {}
-        options["refresh"] = refresh
+        options["refresh"] = dasgrad.AutoRefresh(clock=training.clock) if refresh == "auto" else refresh
         options["scorer"] = dasgrad.ExampleScorer(
             training.model, training.problem.loss_fn, training.optimizer, score=score, **scorer
         )
@@ -151,6 +153,6 @@ def find_stream(draws: str) -> Callable[[Training], Stream]:
         score: Literal["dasgrad", "loss"] = "loss" if kind == "loss" else "dasgrad"
         return lambda training: adaptive(training, int(interval), score)
     raise ValueError(
-        "a method must be adam, amsgrad, adamw, last-layer, loss:J, adaptive:J, adaptive:never or adaptive:auto, "
-        f"J a positive number of steps, got {draws!r}."
+        "a method must be adam, amsgrad, adamw, last-layer, loss:J, adaptive:J, adaptive:never, adaptive:auto or "
+        f"adaptive:fixed, J a positive number of steps, got {draws!r}."
     )

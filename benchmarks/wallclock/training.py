@@ -18,6 +18,7 @@ from dasgrad.experiments.problems import Problem, evaluate, summarise_evaluation
 
 OPTIMIZERS = ("adam", "amsgrad", "adamw")
 SCHEDULES = ("constant", "inverse-sqrt", "cosine")
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 COLUMNS = ("train_loss", "test_loss", "train_accuracy", "test_accuracy")
 
 
@@ -56,7 +57,7 @@ class Clock:
     def __init__(self, device: torch.device, kind: str = "wall") -> None:
         self.seconds = 0.0
         self._device = device
-        self._now = time.process_time if kind == "cpu" else time.perf_counter
+        self._now = CLOCKS[kind]
         self._started = 0.0
 
     def __enter__(self) -> None:
@@ -99,7 +100,10 @@ def train(problem: Problem, case: Case, config: RunConfig, device: torch.device)
     model = problem.make_model(config.seed).to(device)
     optimizer = make_optimizer(config.optimizer, model, config.lr, case.weight_decay)
     schedule = make_schedule(config.schedule, optimizer, config.num_steps)
-    training = Training(problem, model, optimizer, config.batch_size, config.seed, device, dict(case.scorer))
+    options = dict(case.scorer)
+    training = Training(
+        problem, model, optimizer, config.batch_size, config.seed, device, options, CLOCKS[config.clock]
+    )
     clock = Clock(device, config.clock)
     with clock:
         stream = find_stream(config.draws)(training)

@@ -1,0 +1,48 @@
+"""Runs in processes of their own, one thread each, where processor time is what counts."""
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
+
+import torch
+
+from benchmarks.wallclock.cases import Case
+from benchmarks.wallclock.training import RunConfig, train
+from dasgrad.experiments.problems import Problem
+
+_problem: Problem
+_case: Case
+
+
+class Workers:
+    """Processes that share the problem's data, which is forked with them.
+
+    Args:
+        number: of processes.
+        problem: what they train on, on the CPU.
+        case: its grids and options.
+    """
+
+    def __init__(self, number: int, problem: Problem, case: Case) -> None:
+        global _problem, _case
+        _problem, _case = problem, case
+        self._executor = ProcessPoolExecutor(number, multiprocessing.get_context("fork"), torch.set_num_threads, (1,))
+
+    def train_all(self, configs: Sequence[RunConfig]) -> Iterator[tuple[RunConfig, dict[str, Any]]]:
+        """Runs in the order in which they end."""
+        futures = {self._executor.submit(_train, config): config for config in configs}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def close(self) -> None:
+        """Wait for what is under way, and end."""
+        self._executor.shutdown(cancel_futures=True)
+
+
+def _train(config: RunConfig) -> dict[str, Any]:
+    return train(_problem, _case, config, torch.device("cpu"))
