@@ -23,7 +23,7 @@ from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.fetching import Rows, SeededBatch, SeededFetches, collate
 from dasgrad.training.refresh import RefreshSchedule, fill_nonfinite
 
-STATE_VERSION = 2  # version 1 did not count batches, on which the seeds of workers depend
+STATE_VERSION = 3  # version 1 did not count batches, on which the seeds of workers depend; 2 had nothing pending
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,9 @@ class Refresh:
     """``[n]``, as given to the sampler."""
     seconds: float
     """Wall-clock time of scoring and of rebuilding the tree."""
+    waited_seconds: float
+    """The part of it for which training stood still: all of it, or with ``overlap`` the snapshot, what was left of the
+    scoring when its scores were to take effect, and the tree."""
 
 
 class AdaptiveLoader:
@@ -61,6 +64,11 @@ class AdaptiveLoader:
             mixed-precision steps and accumulated batches do not count. ``"auto"``, or an `AutoRefresh` with
             options of its own, rescores when that pays on the clock and draws uniformly where it does not;
             `diagnosis` says which. None is once a pass.
+        overlap: K, a number of completed optimizer steps, at least 0 and below J: where positive, scoring goes on beside training, on a copy of
+            model and optimizer state as they are when a refresh is due, and its scores take effect K steps later;
+            training waits for them where they are not ready by then. So K decides what is drawn, and speed does not.
+            ``"auto"``, with ``refresh="auto"`` alone, chooses K from the measured costs. Needs memory for the copy, and
+            data that are tensors in memory or are read by workers.
         optimizer: whose steps are counted; by default the scorer's.
         scoring_dataset: the same examples in the same order, without augmentation, for scoring.
         scoring_chunk_size: examples scored at once.
@@ -86,6 +94,7 @@ class AdaptiveLoader:
         sampler: AdaptiveSampler | None = None,
         seed: int | None = None,
         refresh: int | Literal["auto"] | AutoRefresh | None = None,
+        overlap: int | Literal["auto"] = 0,
         optimizer: Optimizer | None = None,
         scoring_dataset: Any = None,
         scoring_chunk_size: int = 1024,
@@ -167,6 +176,13 @@ class AdaptiveLoader:
             "collate_fn": collate_fn,
             "num_workers": num_workers,
         }
+        self.overlap = overlap
+        self._beside: ScoringBesideTraining | None = None
+        if overlap != 0:
+            self._check_overlap(overlap)
+            assert scorer is not None
+            few = partial(_few_examples, scorer, self._score_options, num_examples)
+            self._beside = ScoringBesideTraining(scorer, self._score_options, num_examples, few)
         self._nonfinite = nonfinite
         self._callbacks: list[Callable[[Refresh], None]] = []
         self._position = 0  # batches of this pass already handed out

@@ -58,9 +58,14 @@ class RefreshSchedule(StepCounter):
         self._num_refreshes_due = 0
 
     def before_draw(self, loader: "AdaptiveLoader") -> None:
-        """Rescore where it is due."""
+        """Let pending scores take effect and rescore, each where it is due."""
+        loader.take_effect()
         if self.is_due():
-            loader.refresh()
+            if loader.overlap == 0:
+                loader.refresh()
+            else:
+                assert isinstance(loader.overlap, int)
+                loader.rescore_beside(loader.scorer, loader.overlap)
 
     def __repr__(self) -> str:
         return str(self.interval)
