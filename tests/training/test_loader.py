@@ -270,7 +270,7 @@ def test_leaving_a_pass_early_starts_a_fresh_one():
 def test_a_foreign_state_is_refused_and_changes_nothing():
     *_, loader = build()
     state = loader.state_dict()
-    with pytest.raises(ValueError, match="version 2, got 1"):
+    with pytest.raises(ValueError, match="versions 2 and 3, got 1"):
         loader.load_state_dict({**state, "version": 1})
     with pytest.raises(ValueError, match="refresh=9, got 4"):
         loader.load_state_dict({**state, "schedule": {**state["schedule"], "interval": 9}})

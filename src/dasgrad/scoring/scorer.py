@@ -315,7 +315,6 @@ class ExampleScorer:
             dtype=self._dtype,
         )
         copied._twin = twin
-        copied._warned_batch_norm = True
         return copied
 
     def copy_from(self, live: "ExampleScorer") -> bool:

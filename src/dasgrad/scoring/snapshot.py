@@ -63,7 +63,7 @@ class Twin:
                 f"`copy.deepcopy` fails on {type(model).__name__} ({type(error).__name__}: {error}); use overlap=0."
             ) from error
         _expand(copied[0])
-        self.model: nn.Module = copied[0]
+        self.model: nn.Module = copied[0].eval()
         remaining = iter(copied[1:])
         self.functions = tuple(f if _module_of(f) is None else next(remaining) for f in eager)
         self.optimizer = None if optimizer is None else OptimizerValues()

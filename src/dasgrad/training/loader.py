@@ -3,7 +3,8 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -21,6 +22,7 @@ from dasgrad.training.auto import AutoRefresh, examine
 from dasgrad.training.batch import WeightedBatch
 from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.fetching import Rows, SeededBatch, SeededFetches, collate
+from dasgrad.training.overlap import Scored, ScoringBesideTraining, check_overlap
 from dasgrad.training.refresh import RefreshSchedule, fill_nonfinite
 
 STATE_VERSION = 3  # version 1 did not count batches, on which the seeds of workers depend; 2 had nothing pending
@@ -64,11 +66,11 @@ class AdaptiveLoader:
             mixed-precision steps and accumulated batches do not count. ``"auto"``, or an `AutoRefresh` with
             options of its own, rescores when that pays on the clock and draws uniformly where it does not;
             `diagnosis` says which. None is once a pass.
-        overlap: K, a number of completed optimizer steps, at least 0 and below J: where positive, scoring goes on beside training, on a copy of
-            model and optimizer state as they are when a refresh is due, and its scores take effect K steps later;
-            training waits for them where they are not ready by then. So K decides what is drawn, and speed does not.
-            ``"auto"``, with ``refresh="auto"`` alone, chooses K from the measured costs. Needs memory for the copy, and
-            data that are tensors in memory or are read by workers.
+        overlap: K, a number of completed optimizer steps below J. Where it is positive, scoring goes on beside
+            training, on a copy of model and optimizer state as they are when a refresh is due, and the scores take
+            effect K steps later; where they are not ready by then, training waits. So K decides what is drawn, and
+            speed does not. ``"auto"``, with ``refresh="auto"`` alone, chooses K by measured costs. Needs memory for
+            the copy, and data that are tensors in memory or are read by workers.
         optimizer: whose steps are counted; by default the scorer's.
         scoring_dataset: the same examples in the same order, without augmentation, for scoring.
         scoring_chunk_size: examples scored at once.
@@ -178,10 +180,11 @@ class AdaptiveLoader:
         }
         self.overlap = overlap
         self._beside: ScoringBesideTraining | None = None
+        check_overlap(overlap, self.refresh_interval)
         if overlap != 0:
-            self._check_overlap(overlap)
-            assert scorer is not None
-            few = partial(_few_examples, scorer, self._score_options, num_examples)
+            if scorer is None:
+                raise ValueError("`AdaptiveLoader(overlap=...)` needs `scorer`.")
+            few = partial(_take_examples, self._score_options, torch.arange(min(num_examples, 4)))
             self._beside = ScoringBesideTraining(scorer, self._score_options, num_examples, few)
         self._nonfinite = nonfinite
         self._callbacks: list[Callable[[Refresh], None]] = []
@@ -228,6 +231,12 @@ class AdaptiveLoader:
         return self._schedule.stopwatch.seconds()
 
     @property
+    def share_lost(self) -> float:
+        """The share of the time of scoring that training loses: all of it, less beside training once it was timed."""
+        lost = self._schedule.stopwatch.lost_beside() if self.overlap != 0 else None
+        return 1.0 if lost is None else lost
+
+    @property
     def refresh_interval(self) -> int | None:
         """J, or None where the clock decides."""
         return self._schedule.interval if isinstance(self._schedule, RefreshSchedule) else None
@@ -267,7 +276,8 @@ class AdaptiveLoader:
         if self.device is not None:
             batch = batch.to(self.device, non_blocking=True)
         if self.scorer is not None:
-            self._schedule.stopwatch.start(self._scoring_device)
+            beside = self._beside is not None and self._beside.running
+            self._schedule.stopwatch.start(self._scoring_device, beside=beside)
         return batch
 
     def _direct_data(self) -> Iterator[Any]:
@@ -313,15 +323,54 @@ class AdaptiveLoader:
 
     def rescore(self, scorer: ExampleScorer) -> float:
         """The same by a scorer that need not be the loader's own; returns the seconds it took."""
+        if self._beside is not None:
+            self._beside.hold(None)  # older scores
         _wait_for(scorer.model)  # steps still under way are not scoring's
         started = time.perf_counter()
-        scores = scorer.score_dataset(**self._score_options)
+        scores = self._give(scorer.score_dataset(**self._score_options))
+        seconds = time.perf_counter() - started
+        self._tell(Refresh(self.num_steps + 1, scores, seconds, seconds))
+        return seconds
+
+    def rescore_beside(self, scorer: ExampleScorer, num_steps: int) -> None:
+        """Start to rescore beside training, for scores that take effect ``num_steps`` steps later.
+
+        Those that are still pending take effect first.
+        """
+        assert self._beside is not None
+        self.take_effect(now=True)
+        self._beside.start(scorer, self.num_steps + 1 + num_steps)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are scores that have not taken effect yet."""
+        return self._beside is not None and self._beside.step is not None
+
+    def take_effect(self, *, now: bool = False) -> Scored | None:
+        """Give pending scores to the sampler, if it is time or ``now``; returns them.
+
+        Raises:
+            ValueError: as `refresh`; whatever else scoring raised.
+        """
+        if self._beside is None or self._beside.step is None:
+            return None
+        if not now and self.num_steps + 1 < self._beside.step:
+            return None
+        scored = self._beside.finish()
+        started = time.perf_counter()
+        scores = self._give(scored.scores)
+        rest = time.perf_counter() - started
+        self._tell(Refresh(self.num_steps + 1, scores, scored.seconds + rest, scored.waited_seconds + rest))
+        return scored
+
+    def _give(self, scores: Tensor) -> Tensor:
         scores = fill_nonfinite(scores, self.sampler, self._nonfinite)
         self.sampler.refresh(scores)
-        seconds = time.perf_counter() - started
+        return scores
+
+    def _tell(self, event: Refresh) -> None:
         for callback in self._callbacks:
-            callback(Refresh(self._schedule.num_steps + 1, scores, seconds))
-        return seconds
+            callback(event)
 
     def diagnosis(self) -> Diagnosis:
         """Whether adaptive draws pay here: cost, gain, noise, what was decided and what it promises.
@@ -342,13 +391,7 @@ class AdaptiveLoader:
     def examples_for_scoring(self, indices: Tensor) -> Any:
         """Some examples of the scoring data set, collated, on the model's device."""
         assert self.scorer is not None
-        columns = nested.columns_of(self._score_options["dataset"])
-        if columns is None:
-            dataset, collate_fn = self._score_options["dataset"], self._score_options["collate_fn"] or default_collate
-            data = collate_fn([dataset[i] for i in indices.tolist()])
-        else:
-            data = nested.take_rows(columns, indices.to(nested.leaves(columns)[0].device))
-        return nested.move(data, device_of(self.scorer.model))
+        return _take_examples(self._score_options, indices, device_of(self.scorer.model))
 
     def on_refresh(self, callback: Callable[[Refresh], None]) -> Callable[[], None]:
         """Call ``callback`` after every refresh; returns a function that stops it."""
@@ -358,7 +401,11 @@ class AdaptiveLoader:
     # --- state ----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Sampler, position in the pass, draws in flight and step count: where the next batch comes from."""
+        """Sampler, position in the pass, draws in flight and step count: where the next batch comes from.
+
+        Where a scoring goes on beside training, its end is waited for.
+        """
+        pending = None if self._beside is None else self._beside.look_ahead()
         draws = [*self._in_flight, *self._replay]
         return {
             "version": STATE_VERSION,
@@ -369,20 +416,29 @@ class AdaptiveLoader:
             "worker_seed": self._worker_seed,
             "indices_in_flight": [indices.clone() for indices, _ in draws],
             "weights_in_flight": [weights.clone() for _, weights in draws],
+            "overlap": self.overlap,
+            "pending": None if pending is None else asdict(pending),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore `state_dict`: the next ``iter(loader)`` goes on in the middle of the pass.
 
         Raises:
-            ValueError: for an unknown version, another ``refresh`` or a sampler with other options; nothing is
-                changed.
+            ValueError: for an unknown version, another ``refresh`` or ``overlap``, or a sampler with other options;
+                nothing is changed.
         """
-        if state_dict.get("version") != STATE_VERSION:
+        if state_dict.get("version") not in (2, STATE_VERSION):
             raise ValueError(
-                f"`AdaptiveLoader.load_state_dict` reads version {STATE_VERSION}, got {state_dict.get('version')!r}."
+                f"`AdaptiveLoader.load_state_dict` reads versions 2 and {STATE_VERSION}, got "
+                f"{state_dict.get('version')!r}."
             )
         self._schedule.check(state_dict["schedule"])
+        overlap, pending = state_dict.get("overlap", 0), state_dict.get("pending")
+        if overlap != self.overlap:
+            raise ValueError(
+                f"`AdaptiveLoader.load_state_dict` needs a loader with overlap={overlap!r}, got {self.overlap!r}."
+            )
+        scored = None if pending is None else Scored(**pending)
         position, num_batches = int(state_dict["position"]), int(state_dict["num_batches"])
         worker_seed = int(state_dict["worker_seed"])
         device = self.sampler.device
@@ -392,6 +448,8 @@ class AdaptiveLoader:
         )
         self.sampler.load_state_dict(state_dict["sampler"])  # the last one that can refuse
         self._schedule.load_state_dict(state_dict["schedule"])
+        if self._beside is not None:
+            self._beside.hold(scored)
         self._position, self._num_batches, self._worker_seed = position, num_batches, worker_seed
         self._in_flight.clear()
         self._replay = replay
@@ -399,14 +457,25 @@ class AdaptiveLoader:
         self._pass = None
 
     def __repr__(self) -> str:
+        overlap = f", overlap={self.overlap!r}" if self.overlap else ""
         path = "direct" if self._torch_loader is None else f"fetched, {self._torch_loader.num_workers} workers"
-        return f"AdaptiveLoader({self.sampler!r}, refresh={self._schedule!r}, {path})"
+        return f"AdaptiveLoader({self.sampler!r}, refresh={self._schedule!r}{overlap}, {path})"
 
 
 def _schedule_of(refresh: int | Literal["auto"] | AutoRefresh) -> RefreshSchedule | AutoRefresh:
     if isinstance(refresh, AutoRefresh):
         return refresh
     return AutoRefresh() if refresh == "auto" else RefreshSchedule(refresh)
+
+
+def _take_examples(options: Mapping[str, Any], indices: Tensor, device: torch.device) -> Any:
+    columns = nested.columns_of(options["dataset"])
+    if columns is None:
+        dataset, collate_fn = options["dataset"], options["collate_fn"] or default_collate
+        data = collate_fn([dataset[i] for i in indices.tolist()])
+    else:
+        data = nested.take_rows(columns, indices.to(nested.leaves(columns)[0].device))
+    return nested.move(data, device)
 
 
 def _wait_for(model: nn.Module) -> None:

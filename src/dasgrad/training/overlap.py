@@ -18,10 +18,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dasgrad import nested
 from dasgrad.progress import Progress, show_progress
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.isolation import beside_training, device_of, untouched
 from dasgrad.training import generators
+
+
+def check_overlap(overlap: object, interval: int | None) -> None:
+    """Refuse what is no number of steps below J, the interval; None is that of ``refresh="auto"``."""
+    if overlap == "auto" and interval is None:
+        return
+    if not isinstance(overlap, int) or isinstance(overlap, bool) or overlap < 0:
+        raise ValueError(
+            "`AdaptiveLoader(overlap=...)` must be a non-negative integer, or 'auto' with refresh='auto', got "
+            f"{overlap!r}."
+        )
+    if overlap > 0 and interval is not None and overlap >= interval:
+        raise ValueError(
+            f"`AdaptiveLoader(overlap=...)` must be below refresh={interval}, so that scores take effect before the "
+            f"next are due, got {overlap}."
+        )
 
 
 @dataclass(frozen=True)
@@ -47,7 +64,11 @@ class ScoringBesideTraining:
         scorer: the one in training, whose snapshots are scored.
         options: of `ExampleScorer.score_dataset`.
         num_examples: n.
-        few_examples: returns some of the data, to see on them what scoring does.
+        few_examples: some of the data on a device, to see on them what scoring does.
+
+    Raises:
+        ValueError: for a model on a device that is neither a CPU nor CUDA, and for data that two threads would have to
+            read at once.
     """
 
     def __init__(
@@ -55,14 +76,24 @@ class ScoringBesideTraining:
         scorer: ExampleScorer,
         options: Mapping[str, Any],
         num_examples: int,
-        few_examples: Callable[[], Any],
+        few_examples: Callable[[torch.device], Any],
     ) -> None:
+        device = device_of(scorer.model)
+        if device.type not in ("cpu", "cuda"):
+            raise ValueError(f"`AdaptiveLoader(overlap=...)` needs a model on a CPU or CUDA, got {device}.")
+        in_memory = nested.columns_of(options["dataset"]) is not None and options["collate_fn"] is None
+        if not in_memory and options["num_workers"] == 0:
+            raise ValueError(
+                "`AdaptiveLoader(overlap=...)` needs tensors in memory, or `num_workers` of at least 1: without "
+                "workers two threads would read the data set at once."
+            )
         self._scorer = scorer
         self._options = options
         self._num_examples = num_examples
         self._few_examples = few_examples
         self._twins: dict[object, ExampleScorer] = {}  # by the score
         self._random = False
+        self._stream: torch.cuda.Stream | None = None  # one for all, for each has memory of its own
         self._job: _Job | None = None
         self._scored: Scored | None = None
 
@@ -86,7 +117,10 @@ class ScoringBesideTraining:
         assert self.step is None
         started = time.perf_counter()
         twin = self._take_snapshot(scorer)
-        self._job = job = _Job(twin, self._options, self._num_examples, step)
+        device = device_of(twin.model)
+        if device.type == "cuda" and (self._stream is None or self._stream.device != device):
+            self._stream = torch.cuda.Stream(device)
+        self._job = job = _Job(twin, self._options, self._num_examples, step, self._stream)
         # Where this object is let go of, and where the interpreter comes to its end.
         job.abandoning = weakref.finalize(self, job.abandon)
         if self._random:
@@ -138,8 +172,8 @@ class ScoringBesideTraining:
 
     def _try_out(self, twin: ExampleScorer) -> None:
         """See on a few examples whether scoring draws random numbers; and learn here what a scorer learns first."""
-        few = self._few_examples()
         with untouched(twin.model):
+            few = self._few_examples(device_of(twin.model))
             before = generators.get_states()
             with beside_training():
                 twin(few)
@@ -164,7 +198,14 @@ class _Job:
     interpreter ends, for there torch's threads crash.
     """
 
-    def __init__(self, twin: ExampleScorer, options: Mapping[str, Any], num_examples: int, step: int) -> None:
+    def __init__(
+        self,
+        twin: ExampleScorer,
+        options: Mapping[str, Any],
+        num_examples: int,
+        step: int,
+        stream: torch.cuda.Stream | None,
+    ) -> None:
         self.step = step
         self.error: BaseException | None = None
         self.abandoning: weakref.finalize[..., Any] | None = None
@@ -176,8 +217,7 @@ class _Job:
         self._seconds = 0.0
         self._abandoned = threading.Event()
         self._thread: threading.Thread | None = None
-        device = device_of(twin.model)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = stream
 
     @property
     def running(self) -> bool:

@@ -64,8 +64,8 @@ class RefreshSchedule(StepCounter):
             if loader.overlap == 0:
                 loader.refresh()
             else:
-                assert isinstance(loader.overlap, int)
-                loader.rescore_beside(loader.scorer, loader.overlap)
+                assert loader.scorer is not None
+                loader.rescore_beside(loader.scorer, int(loader.overlap))
 
     def __repr__(self) -> str:
         return str(self.interval)
