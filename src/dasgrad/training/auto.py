@@ -139,7 +139,7 @@ class AutoRefresh(StepCounter):
             step_seconds = self._step_seconds()
             if step_seconds is not None:  # else no batch has come back yet
                 self._look(loader, step_seconds)
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, MemoryError) as error:
             self._failure = "scoring ran out of memory"
             warnings.warn(
                 f"AutoRefresh: scoring ran out of memory, and training goes on with the last probabilities. {error}",
