@@ -312,6 +312,8 @@ def test_random_numbers_of_training_are_those_of_a_run_that_is_not_scored(always
         seed_everything()
         model, optimizer, loader = build(model=Noisy(always), losses=sleepy_losses, **options)
         train(model, optimizer, loader, 10)
+        for thread in scoring_threads():
+            thread.join()
         numbers = [random.random(), np.random.random(), torch.rand(1).item()]  # noqa: NPY002 - the global one
         return [p.detach() for p in model.parameters()], numbers
 
@@ -361,16 +363,21 @@ def test_the_plain_path_of_attention_is_taken_beside_training():
     assert torch.equal(found, scorer(*data))
 
 
-def test_the_number_of_threads_of_others_stays():
-    before = torch.get_num_threads()
-    found = []
-    model, optimizer, loader = build()
+def test_the_number_of_threads_of_others_stays(monkeypatch):
+    monkeypatch.setattr("dasgrad.training.overlap._threads_beside", lambda: 3)
+    before, found = torch.get_num_threads(), {}
+
+    def losses(model, data):
+        found[threading.current_thread().name] = torch.get_num_threads()
+        return helpers.squared_losses(model(data[0]), data[1])
+
+    model, optimizer, loader = build(losses=losses)
     train(model, optimizer, loader, 12)
-    thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
+    later = threading.Thread(target=lambda: found.update(later=torch.get_num_threads()))
+    later.start()
+    later.join()
     assert torch.get_num_threads() == before
-    assert found == [before]
+    assert found == {"MainThread": before, NAME: 3, "later": before}
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------

@@ -231,6 +231,7 @@ class _Job:
         num_threads, ready = _threads_beside(), threading.Event()
 
         def run() -> None:
+            torch.get_num_threads()  # a thread takes the number for all at its first look, and would do so later
             torch.set_num_threads(num_threads)
             ready.set()
             with beside_training(), nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
