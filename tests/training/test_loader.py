@@ -109,6 +109,14 @@ def test_the_hook_on_the_optimizer_goes_with_the_loader():
     assert not optimizer._optimizer_step_post_hooks
 
 
+def test_a_loader_can_take_the_place_of_another_with_the_same_optimizer():
+    model, optimizer, loader = build()
+    loader = dasgrad.AdaptiveLoader(loader.dataset, 3, scorer=loader.scorer, refresh=4)
+    for batch in loader:
+        train(model, optimizer, batch)
+    assert loader.num_steps == len(loader)
+
+
 def test_weights_are_right_under_workers_with_prefetch_while_the_tree_is_refreshed():
     """Each weight must be the one of the moment of its draw: recorded at the draw, compared at the end."""
     model, optimizer, loader = build(
