@@ -16,6 +16,7 @@ from benchmarks import compare_calls
 
 NUM_EXAMPLES, NUM_INPUTS, BATCH_SIZE = 60_000, 784, 32
 INTERVAL, OVERLAP = 1500, 1400
+ROUNDS = 7
 
 
 def trainer(data: tuple[Tensor, Tensor], model: nn.Module, overlap: int) -> Callable[[], None]:
@@ -52,6 +53,8 @@ def run() -> list[dict[str, Any]]:
             "overlap=0",
             trainer(data, make(), OVERLAP),
             trainer(data, make(), 0),
+            rounds=ROUNDS,
+            calls_a_round=1,
         )
         for name, make in models.items()
     ]
