@@ -21,7 +21,7 @@ from dasgrad.training import generators
 from dasgrad.training.auto import AutoRefresh, examine
 from dasgrad.training.batch import WeightedBatch
 from dasgrad.training.diagnosis import Diagnosis
-from dasgrad.training.fetching import Rows, SeededBatch, SeededFetches, collate
+from dasgrad.training.fetching import Rows, SeededBatch, SeededFetches, collate, take_examples
 from dasgrad.training.overlap import Scored, ScoringBesideTraining, check_overlap
 from dasgrad.training.refresh import RefreshSchedule, fill_nonfinite
 
@@ -178,13 +178,14 @@ class AdaptiveLoader:
             "collate_fn": collate_fn,
             "num_workers": num_workers,
         }
+        self._take_examples = partial(take_examples, scored, collate_fn)
         self.overlap = overlap
         self._beside: ScoringBesideTraining | None = None
         check_overlap(overlap, self.refresh_interval)
         if overlap != 0:
             if scorer is None:
                 raise ValueError("`AdaptiveLoader(overlap=...)` needs `scorer`.")
-            few = partial(_take_examples, self._score_options, torch.arange(min(num_examples, 4)))
+            few = partial(self._take_examples, torch.arange(min(num_examples, 4)))
             self._beside = ScoringBesideTraining(scorer, self._score_options, num_examples, few)
         self._nonfinite = nonfinite
         self._callbacks: list[Callable[[Refresh], None]] = []
@@ -391,7 +392,7 @@ class AdaptiveLoader:
     def examples_for_scoring(self, indices: Tensor) -> Any:
         """Some examples of the scoring data set, collated, on the model's device."""
         assert self.scorer is not None
-        return _take_examples(self._score_options, indices, device_of(self.scorer.model))
+        return self._take_examples(indices, device_of(self.scorer.model))
 
     def on_refresh(self, callback: Callable[[Refresh], None]) -> Callable[[], None]:
         """Call ``callback`` after every refresh; returns a function that stops it."""
@@ -466,16 +467,6 @@ def _schedule_of(refresh: int | Literal["auto"] | AutoRefresh) -> RefreshSchedul
     if isinstance(refresh, AutoRefresh):
         return refresh
     return AutoRefresh() if refresh == "auto" else RefreshSchedule(refresh)
-
-
-def _take_examples(options: Mapping[str, Any], indices: Tensor, device: torch.device) -> Any:
-    columns = nested.columns_of(options["dataset"])
-    if columns is None:
-        dataset, collate_fn = options["dataset"], options["collate_fn"] or default_collate
-        data = collate_fn([dataset[i] for i in indices.tolist()])
-    else:
-        data = nested.take_rows(columns, indices.to(nested.leaves(columns)[0].device))
-    return nested.move(data, device)
 
 
 def _wait_for(model: nn.Module) -> None:
