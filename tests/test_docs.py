@@ -28,6 +28,7 @@ PUBLIC |= {f"moments.{name}": getattr(moments, name) for name in ("Moments", "Hy
 METHODS = {
     "AdaptiveLoader": (
         *("refresh", "on_refresh", "rescore", "diagnosis", "examples_for_scoring"),
+        *("rescore_beside", "take_effect"),
         *("state_dict", "load_state_dict"),
     ),
     "AdaptiveSampler": (
@@ -37,7 +38,7 @@ METHODS = {
     "AutoRefresh": ("audit", "seconds_of", "before_draw", "state_dict", "load_state_dict", "check"),
     "Beta1Decay": ("step", "state_dict", "load_state_dict"),
     "DASGrad": ("step", "accumulate_update_grads", "add_param_group", "zero_grad", "state_dict", "load_state_dict"),
-    "ExampleScorer": ("explain", "listen", "noise", "score_dataset", "with_score"),
+    "ExampleScorer": ("copy_from", "explain", "listen", "noise", "score_dataset", "snapshot", "with_score"),
     "SegmentTree": ("rebuild", "update", "sample", "find", "masses_of", "to", "state_dict", "load_state_dict"),
     "SparseRows": ("from_scipy", "to", "to_dense", "pin_memory"),
     "WeightedBatch": ("to", "pin_memory", "weighted_mean", "backward"),
