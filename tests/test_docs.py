@@ -29,6 +29,7 @@ METHODS = {
     "AdaptiveLoader": (
         *("refresh", "on_refresh", "rescore", "diagnosis", "examples_for_scoring"),
         *("take_draws", "put_back", "start_step"),
+        *("rescore_beside", "take_effect"),
         *("state_dict", "load_state_dict"),
     ),
     "AdaptiveSampler": (
@@ -42,7 +43,7 @@ METHODS = {
     "Beta1Decay": ("step", "state_dict", "load_state_dict"),
     "CapturedLoop": ("run",),
     "DASGrad": ("step", "accumulate_update_grads", "add_param_group", "zero_grad", "state_dict", "load_state_dict"),
-    "ExampleScorer": ("explain", "listen", "noise", "score_dataset", "with_score"),
+    "ExampleScorer": ("copy_from", "explain", "listen", "noise", "score_dataset", "snapshot", "with_score"),
     "SegmentTree": ("rebuild", "update", "sample", "find", "masses_of", "to", "state_dict", "load_state_dict"),
     "SparseRows": ("from_scipy", "to", "to_dense", "pin_memory"),
     "WeightedBatch": ("to", "pin_memory", "weighted_mean", "backward"),

@@ -109,6 +109,14 @@ def test_the_hook_on_the_optimizer_goes_with_the_loader():
     assert not optimizer._optimizer_step_post_hooks
 
 
+def test_a_loader_can_take_the_place_of_another_with_the_same_optimizer():
+    model, optimizer, loader = build()
+    loader = dasgrad.AdaptiveLoader(loader.dataset, 3, scorer=loader.scorer, refresh=4)
+    for batch in loader:
+        train(model, optimizer, batch)
+    assert loader.num_steps == len(loader)
+
+
 def test_weights_are_right_under_workers_with_prefetch_while_the_tree_is_refreshed():
     """Each weight must be the one of the moment of its draw: recorded at the draw, compared at the end."""
     model, optimizer, loader = build(
@@ -270,7 +278,7 @@ def test_leaving_a_pass_early_starts_a_fresh_one():
 def test_a_foreign_state_is_refused_and_changes_nothing():
     *_, loader = build()
     state = loader.state_dict()
-    with pytest.raises(ValueError, match="version 2, got 1"):
+    with pytest.raises(ValueError, match="versions 2 and 3, got 1"):
         loader.load_state_dict({**state, "version": 1})
     with pytest.raises(ValueError, match="refresh=9, got 4"):
         loader.load_state_dict({**state, "schedule": {**state["schedule"], "interval": 9}})

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
 from dasgrad import nested
+from dasgrad.scoring.isolation import ignoring
 from dasgrad.scoring.losses import LossFunction, LossShapeError
 
 GRADIENT_ELEMENTS = 2**24
@@ -74,9 +75,8 @@ def _by_vmap(function: LossFunction, tensors: dict[str, Tensor], names: Sequence
 
     gradient = torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0), randomness="different")
     params = {name: tensors[name] for name in names}
-    with torch.no_grad(), warnings.catch_warnings():
-        # Layers without a batching rule are run example by example inside vmap: slower, still exact.
-        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+    # Layers without a batching rule are run example by example inside vmap: slower, still exact.
+    with torch.no_grad(), ignoring("There is a performance drop"):
         gradients: dict[str, Tensor] = gradient(params, nested.leaves(data))
     return gradients
 

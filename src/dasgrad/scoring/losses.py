@@ -1,6 +1,7 @@
 """The model's losses as a function of its parameters, one value an example."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,19 +21,22 @@ class LossShapeError(ValueError):
     """The loss is not one value per example."""
 
 
-def losses_of_pairs(loss_fn: Callable[[Any, Any], Tensor], owner: str = "ExampleScorer") -> Losses:
+@dataclass(frozen=True)
+class LossesOfPairs:
     """``loss_fn(outputs, targets)`` on data that is a pair (inputs, targets); errors name the owner."""
 
-    def losses(model: Any, data: Any) -> Tensor:
+    loss_fn: Callable[[Any, Any], Tensor]
+    owner: str = "ExampleScorer"
+
+    def __call__(self, model: Any, data: Any) -> Tensor:
+        """One loss an example."""
         if not (isinstance(data, tuple | list) and len(data) == 2):
             raise TypeError(
-                f"`{owner}(loss_fn=...)` needs data that is a pair (inputs, targets), got "
+                f"`{self.owner}(loss_fn=...)` needs data that is a pair (inputs, targets), got "
                 f"{type(data).__name__}; use `losses=` for other data."
             )
         inputs, targets = data
-        return loss_fn(model(inputs), targets)
-
-    return losses
+        return self.loss_fn(model(inputs), targets)
 
 
 class LossFunction(nn.Module):

@@ -8,7 +8,6 @@ loss of the example alone: where they differ, examples interact, and no per-exam
 rules make of the few examples is compared with plain autograd.
 """
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from torch import Tensor
 from dasgrad import nested
 from dasgrad.scoring.calls import Call
 from dasgrad.scoring.fallback import gradients_of_one
+from dasgrad.scoring.isolation import ignoring
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.tape import CARRIED, Tape
 
@@ -127,8 +127,7 @@ def find_disagreements(
 
 @contextmanager
 def _evaluating() -> Iterator[None]:
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")  # checkpointing would say so
+    with torch.no_grad(), ignoring("None of the inputs have requires_grad"):  # checkpointing would say so
         yield
 
 

@@ -5,7 +5,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,11 @@ from dasgrad.scoring.explanation import Explanation, explain
 from dasgrad.scoring.isolation import device_of, training_batch_norms, untouched, unwrap
 from dasgrad.scoring.known import Plan, structure_of
 from dasgrad.scoring.listening import Ear, Heard, Weighted
-from dasgrad.scoring.losses import Losses, LossFunction, losses_of_pairs
+from dasgrad.scoring.losses import Losses, LossesOfPairs, LossFunction
 from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
 from dasgrad.scoring.preconditioned import Preconditioner, read_optimizer
 from dasgrad.scoring.probe import kind_of
+from dasgrad.scoring.snapshot import Twin
 from dasgrad.scoring.workspace import Workspace
 
 ScoreName = Literal["dasgrad", "gradient", "last_layer", "loss"]
@@ -115,12 +116,13 @@ class ExampleScorer:
         self.preconditioner: Preconditioner = preconditioner
         self.layers = layers
         self._momentum = momentum
-        self._losses = losses if losses is not None else losses_of_pairs(loss_fn) if loss_fn is not None else None
+        self._losses = losses if losses is not None else LossesOfPairs(loss_fn) if loss_fn is not None else None
         self._dtype = _as_dtype(dtype)
         self._engine = Engine()
         self._ear = Ear(self._engine)
         self._workspace = Workspace()
         self._warned_batch_norm = False
+        self._twin: Twin | None = None  # of a snapshot, what it holds
         if score in ("dasgrad", "gradient"):
             self._scored_parameters()
         if score == "dasgrad" and optimizer is not None:
@@ -294,6 +296,39 @@ class ExampleScorer:
             momentum=self._momentum,
             dtype=self._dtype,
         )
+
+    def snapshot(self) -> "ExampleScorer":
+        """The same scorer over copies of model, loss and optimizer state, as they are now: training leaves them alone.
+
+        Tied parameters, buffers and forward hooks are copied; gradients and the optimizer's hooks are not. ``losses``
+        and a ``score`` of one's own get the copy as their argument.
+
+        Raises:
+            TypeError: for a model that ``copy.deepcopy`` cannot copy.
+        """
+        self._announced_model()
+        twin = Twin(self.model, self.optimizer, (self._losses, self.score), with_state=self.score == "dasgrad")
+        losses, score = twin.functions
+        copied = ExampleScorer(
+            twin.model,
+            optimizer=cast("Optimizer | None", twin.optimizer),
+            losses=losses,
+            score=score,
+            preconditioner=self.preconditioner,
+            momentum=self._momentum,
+            layers=self.layers,
+            dtype=self._dtype,
+        )
+        copied._twin = twin
+        return copied
+
+    def copy_from(self, live: "ExampleScorer") -> bool:
+        """Take over the values of now, in place, for a `snapshot` of ``live``.
+
+        False, and nothing is copied, where the model has other parameters or buffers than at the time.
+        """
+        assert self._twin is not None
+        return self._twin.copy_from(live.model, live.optimizer, (live._losses, live.score))
 
     def _announced_model(self) -> nn.Module:
         names = [] if self._warned_batch_norm else training_batch_norms(self.model)

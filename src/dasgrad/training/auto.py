@@ -22,6 +22,7 @@ from dasgrad.scoring import ExampleScorer
 from dasgrad.training import generators
 from dasgrad.training.diagnosis import Decision, Diagnosis
 from dasgrad.training.forecast import Noise, second_moment_left, weights_of
+from dasgrad.training.overlap import Scored
 from dasgrad.training.refresh import StepCounter
 from dasgrad.training.stopwatch import Clock
 
@@ -39,6 +40,8 @@ _FADING = 0.5
 """What an earlier look's noise counts beside the next one's."""
 _LASTING = 2
 """Looks over which the cost of a refresh is spread: its scores mostly outlast the first."""
+_MARGIN = 1.5
+"""Scoring beside training is given so many times the steps that it should take."""
 _UNKNOWN_AGING = 0.15
 """The share of what fresh scores win that is lost from one look to the next, until it was measured."""
 
@@ -51,11 +54,15 @@ class Costs:
     """A training step."""
     example: float
     """Scoring one example."""
+    lost: float = 1.0
+    """The share of its time that scoring beside training takes from training; for ``overlap`` alone."""
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        for name, value in (("step", self.step), ("example", self.example)):
             if not (isinstance(value, (int, float)) and value > 0):
                 raise ValueError(f"`Costs({name}=...)` must be a positive number of seconds, got {value!r}.")
+        if not (isinstance(self.lost, (int, float)) and 0 <= self.lost <= 1):
+            raise ValueError(f"`Costs(lost=...)` must be in [0, 1], got {self.lost!r}.")
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,7 @@ class AutoRefresh(StepCounter):
         self._aging = _UNKNOWN_AGING
         self._scoring_seconds: dict[str, float] = {}  # of all examples, by the score's name
         self._noise: tuple[float, ...] = (0.0, 0.0)  # tr Σ and ‖μ‖², summed over looks, older ones fading
+        self._lost = 1.0 if costs is None else costs.lost  # until it was measured, as if training stood still
         self._audit_seconds = 0.0
         self._looked = False
         self._failure = ""
@@ -122,15 +130,17 @@ class AutoRefresh(StepCounter):
     # --- decisions ------------------------------------------------------------------------------------
 
     def before_draw(self, loader: "AdaptiveLoader") -> None:
-        """Look and decide, where it is time to."""
-        if self._failure or self.num_steps + 1 < self._next_look:
-            return
-        step_seconds = self._step_seconds()
-        if step_seconds is None:  # no batch has come back yet
-            return
+        """Let pending scores take effect, look and decide, each where it is time to."""
         try:
-            self._look(loader, step_seconds)
-        except torch.OutOfMemoryError as error:
+            scored = loader.take_effect()
+            if scored is not None:
+                self._note_costs(scored)
+            if self._failure or loader.pending or self.num_steps + 1 < self._next_look:
+                return
+            step_seconds = self._step_seconds()
+            if step_seconds is not None:  # else no batch has come back yet
+                self._look(loader, step_seconds)
+        except (torch.OutOfMemoryError, MemoryError) as error:
             self._failure = "scoring ran out of memory"
             warnings.warn(
                 f"AutoRefresh: scoring ran out of memory, and training goes on with the last probabilities. {error}",
@@ -141,6 +151,15 @@ class AutoRefresh(StepCounter):
     def num_quiet_steps(self) -> int:
         """Steps that can be drawn for at once after `before_draw`: none of their draws is preceded by a look."""
         return sys.maxsize if self._failure else max(1, self._next_look - 1 - self.num_steps)
+
+    def _note_costs(self, scored: Scored) -> None:
+        """What scoring beside training took, and took from training."""
+        if self._costs is not None or not scored.seconds > 0:
+            return
+        self._scoring_seconds[scored.score] = scored.seconds
+        slower = self.stopwatch.lost_beside()
+        if slower is not None:
+            self._lost = min(1.0, slower + scored.waited_seconds / scored.seconds)
 
     def _standing(self) -> Decision:
         return "off" if self._refreshed_at is None else "keep"
@@ -214,18 +233,32 @@ class AutoRefresh(StepCounter):
         training = _LASTING * interval * step_seconds
 
         def refreshing(scorer: ExampleScorer, fresh: float) -> _Option:
+            seconds = self.seconds_of(str(scorer.score), loader)
             left = _aged(fresh, self._aging)
-            cost = 1 + self.seconds_of(str(scorer.score), loader) / training
+            if loader.overlap != 0:  # draws stay what they are until then
+                late = min(1.0, self._steps_beside(loader, seconds, step_seconds) / (_LASTING * interval))
+                left = late * min(1.0, found.now) + (1 - late) * left
+            cost = 1 + self._seconds_lost(loader, seconds) / training
             return _Option("refresh", cost * found.noise.steps_factor(left), fresh, left, scorer)
 
         exact = refreshing(scorer, found.fresh)
         options.append(exact)
         # Cheaper scores are tried where one that costs a third and leaves as little noise would change the choice.
-        seconds = self.seconds_of(str(scorer.score), loader)
+        seconds = self._seconds_lost(loader, self.seconds_of(str(scorer.score), loader))
         ideal = exact.factor * (1 + seconds / 3 / training) / (1 + seconds / training)
         if ideal < 0.95 * min(WORTH, *(option.factor for option in options)) and self._costs is None:
             options += self._cheaper(loader, found, refreshing)
         return options
+
+    def _steps_beside(self, loader: "AdaptiveLoader", seconds: float, step_seconds: float) -> int:
+        """K, for a scoring that takes so long."""
+        if isinstance(loader.overlap, int):
+            return loader.overlap
+        return max(1, math.ceil(_MARGIN * seconds / step_seconds))
+
+    def _seconds_lost(self, loader: "AdaptiveLoader", seconds: float) -> float:
+        """What training loses by a scoring that takes so long."""
+        return seconds if loader.overlap == 0 else self._lost * seconds
 
     def _cheaper(
         self, loader: "AdaptiveLoader", found: "_Found", refreshing: Callable[[ExampleScorer, float], _Option]
@@ -264,21 +297,24 @@ class AutoRefresh(StepCounter):
         return found.noise.of_second_moment(second_moment_left(found.scores, weights))
 
     def _carry_out(self, loader: "AdaptiveLoader", best: _Option, found: "_Found", step: int) -> None:
-        scorer = loader.scorer
+        scorer, step_seconds = loader.scorer, self._step_seconds()
         assert scorer is not None
+        assert step_seconds is not None
         if best.decision == "refresh":
             assert best.scorer is not None
-            seconds = loader.rescore(best.scorer)
             scorer = best.scorer
-            if self._costs is None and seconds > 0:
-                self._scoring_seconds[str(scorer.score)] = seconds
+            if loader.overlap != 0:
+                seconds = self.seconds_of(str(scorer.score), loader)
+                loader.rescore_beside(scorer, self._steps_beside(loader, seconds, step_seconds))
+            else:
+                seconds = loader.rescore(scorer)
+                if self._costs is None and seconds > 0:
+                    self._scoring_seconds[str(scorer.score)] = seconds
             self._refreshed_at = step
         elif best.decision == "off" and self._refreshed_at is not None:
             loader.sampler.forget()
             self._refreshed_at = None
         self._left_then = min(1.0, best.left_now)
-        step_seconds = self._step_seconds()
-        assert step_seconds is not None
         self.last = Diagnosis(
             step=step,
             decision=best.decision,
@@ -349,6 +385,7 @@ class AutoRefresh(StepCounter):
             "aging": self._aging,
             "noise": list(self._noise),
             "scoring_seconds": dict(self._scoring_seconds),
+            "lost": self._lost,
             "audit_seconds": self._audit_seconds,
             "failure": self._failure,
             "last": asdict(self.last),
@@ -372,6 +409,7 @@ class AutoRefresh(StepCounter):
         self._aging = float(state_dict["aging"])
         self._noise = tuple(float(value) for value in state_dict["noise"])
         self._scoring_seconds = dict(state_dict["scoring_seconds"])
+        self._lost = float(state_dict.get("lost", self._lost))  # which states once did not have
         self._audit_seconds = float(state_dict["audit_seconds"])
         self._failure = str(state_dict["failure"])
         self.last = Diagnosis(**state_dict["last"])
@@ -389,7 +427,7 @@ def examine(loader: "AdaptiveLoader") -> Diagnosis:
     scoring_seconds = looking.seconds_of(score, loader)
     factor, larger = found.noise.steps_factor(found.now), 1.0
     if step_seconds is not None and loader.refresh_interval is not None:
-        factor *= 1 + scoring_seconds / (loader.refresh_interval * step_seconds)
+        factor *= 1 + loader.share_lost * scoring_seconds / (loader.refresh_interval * step_seconds)
         larger = found.noise.larger_batch_factor(4, step_seconds, found.example_seconds)
     return Diagnosis(
         step=step,

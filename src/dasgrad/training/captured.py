@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from dasgrad import nested
 from dasgrad.scoring.isolation import device_of
-from dasgrad.scoring.losses import Losses, losses_of_pairs
+from dasgrad.scoring.losses import Losses, LossesOfPairs
 from dasgrad.training.batch import WeightedBatch
 from dasgrad.training.loader import AdaptiveLoader
 from dasgrad.training.step_graph import StepGraph
@@ -98,7 +98,7 @@ class CapturedLoop:
             raise ValueError("`CapturedLoop` needs one of `loss_fn` and `losses`, got both.")
         if losses is None:
             losses = scorer.losses if loss_fn is None and scorer is not None else None
-            losses = losses_of_pairs(loss_fn, "CapturedLoop") if loss_fn is not None else losses
+            losses = LossesOfPairs(loss_fn, "CapturedLoop") if loss_fn is not None else losses
         model = scorer.model if model is None and scorer is not None else model
         optimizer = loader.optimizer if optimizer is None else optimizer
         if model is None or losses is None or optimizer is None:

@@ -1,6 +1,6 @@
 """From indices to examples and from examples to a batch, for data sets that are not tensors in memory."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -82,6 +82,18 @@ def collate(examples: list[Any]) -> Any:
     except ValueError:  # of different lengths, which torch reports
         return default_collate(examples)
     return [torch.stack(column) if _is_plain(column[0]) else default_collate(column) for column in columns]
+
+
+def take_examples(
+    dataset: Any, collate_fn: Callable[[list[Any]], Any] | None, indices: Tensor, device: torch.device
+) -> Any:
+    """Some examples of any data set, collated, on a device."""
+    columns = nested.columns_of(dataset)
+    if columns is None:
+        data = (collate_fn or default_collate)([dataset[i] for i in indices.tolist()])
+    else:
+        data = nested.take_rows(columns, indices.to(nested.leaves(columns)[0].device))
+    return nested.move(data, device)
 
 
 def _is_plain(value: Any) -> bool:

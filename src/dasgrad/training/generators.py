@@ -38,6 +38,15 @@ def get_states() -> dict[str, Any]:
     }
 
 
+def are_equal(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two states of `get_states` are the same."""
+    if len(a["cuda"]) != len(b["cuda"]):
+        return False
+    pairs = [(a["torch"], b["torch"]), *zip(a["cuda"], b["cuda"], strict=True)]
+    plain = all(a[name] == b[name] for name in ("numpy", "python"))
+    return plain and all(torch.equal(x, y) for x, y in pairs)
+
+
 def set_states(states: Mapping[str, Any]) -> None:
     """Put `get_states` back; states of CUDA devices that this machine lacks are left out."""
     torch.set_rng_state(states["torch"])

@@ -3,7 +3,8 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -20,10 +21,11 @@ from dasgrad.training import generators
 from dasgrad.training.auto import AutoRefresh, examine
 from dasgrad.training.batch import WeightedBatch
 from dasgrad.training.diagnosis import Diagnosis
-from dasgrad.training.fetching import Rows, SeededBatch, SeededFetches, collate
+from dasgrad.training.fetching import Rows, SeededBatch, SeededFetches, collate, take_examples
+from dasgrad.training.overlap import Scored, ScoringBesideTraining, check_overlap
 from dasgrad.training.refresh import RefreshSchedule, StepCounter, fill_nonfinite
 
-STATE_VERSION = 2  # version 1 did not count batches, on which the seeds of workers depend
+STATE_VERSION = 3  # version 1 did not count batches, on which the seeds of workers depend; 2 had nothing pending
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Refresh:
     """``[n]``, as given to the sampler."""
     seconds: float
     """Wall-clock time of scoring and of rebuilding the tree."""
+    waited_seconds: float
+    """The part of it for which training stood still: all of it, or with ``overlap`` the snapshot, what was left of the
+    scoring when its scores were to take effect, and the tree."""
 
 
 class AdaptiveLoader:
@@ -61,6 +66,11 @@ class AdaptiveLoader:
             mixed-precision steps and accumulated batches do not count. ``"auto"``, or an `AutoRefresh` with
             options of its own, rescores when that pays on the clock and draws uniformly where it does not;
             `diagnosis` says which. None is once a pass.
+        overlap: K, a number of completed optimizer steps below J. Where it is positive, scoring goes on beside
+            training, on a copy of model and optimizer state as they are when a refresh is due, and the scores take
+            effect K steps later; where they are not ready by then, training waits. So K decides what is drawn, and
+            speed does not. ``"auto"``, with ``refresh="auto"`` alone, chooses K by measured costs. Needs memory for
+            the copy, and data that are tensors in memory or are read by workers.
         optimizer: whose steps are counted; by default the scorer's.
         scoring_dataset: the same examples in the same order, without augmentation, for scoring.
         scoring_chunk_size: examples scored at once.
@@ -86,6 +96,7 @@ class AdaptiveLoader:
         sampler: AdaptiveSampler | None = None,
         seed: int | None = None,
         refresh: int | Literal["auto"] | AutoRefresh | None = None,
+        overlap: int | Literal["auto"] = 0,
         optimizer: Optimizer | None = None,
         scoring_dataset: Any = None,
         scoring_chunk_size: int = 1024,
@@ -168,6 +179,15 @@ class AdaptiveLoader:
             "collate_fn": collate_fn,
             "num_workers": num_workers,
         }
+        self._take_examples = partial(take_examples, scored, collate_fn)
+        self.overlap = overlap
+        self._beside: ScoringBesideTraining | None = None
+        check_overlap(overlap, self.refresh_interval)
+        if overlap != 0:
+            if scorer is None:
+                raise ValueError("`AdaptiveLoader(overlap=...)` needs `scorer`.")
+            few = partial(self._take_examples, torch.arange(min(num_examples, 4)))
+            self._beside = ScoringBesideTraining(scorer, self._score_options, num_examples, few)
         self._nonfinite = nonfinite
         self._callbacks: list[Callable[[Refresh], None]] = []
         self._position = 0  # batches of this pass already handed out
@@ -211,6 +231,12 @@ class AdaptiveLoader:
     def step_seconds(self) -> float | None:
         """A training step from its batch to the end of the optimizer's step, lately; None before the first."""
         return self._schedule.stopwatch.seconds()
+
+    @property
+    def share_lost(self) -> float:
+        """The share of the time of scoring that training loses: all of it, less beside training once it was timed."""
+        lost = self._schedule.stopwatch.lost_beside() if self.overlap != 0 else None
+        return 1.0 if lost is None else lost
 
     @property
     def refresh_interval(self) -> int | None:
@@ -297,7 +323,8 @@ class AdaptiveLoader:
     def start_step(self) -> None:
         """A batch is handed out: the time of its step begins."""
         if self.scorer is not None:
-            self._schedule.stopwatch.start(self._scoring_device)
+            beside = self._beside is not None and self._beside.running
+            self._schedule.stopwatch.start(self._scoring_device, beside=beside)
 
     @property
     def num_left(self) -> int:
@@ -308,9 +335,9 @@ class AdaptiveLoader:
         """The draws of the next k batches at once, 1 ≤ k ≤ ``most``: indices and weights ``[k, B]``.
 
         They are those of a loop over the loader, and the refresh that may be due comes first. k is less than ``most``
-        where the pass ends, and before a step at which the next refresh may come; the next call goes on from there, as
-        does the next ``iter(loader)``. The caller takes one optimizer step with each batch, or gives draws back by
-        `put_back`.
+        where the pass ends, and before a step at which the next refresh may come or take effect; the next call goes on
+        from there, as does the next ``iter(loader)``. The caller takes one optimizer step with each batch, or gives
+        draws back by `put_back`.
         """
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:
             raise ValueError(f"`take_draws(most=...)` must be a positive integer, got {most!r}.")
@@ -327,6 +354,8 @@ class AdaptiveLoader:
             if self.scorer is not None:
                 self._schedule.before_draw(self)
                 most = min(most, self._schedule.num_quiet_steps())
+                if self._beside is not None and self._beside.step is not None:  # where pending scores take effect
+                    most = min(most, self._beside.step - 1 - self.num_steps)
             indices, weights = self.sampler.draw_batches(most)
         self._position = (self._position + len(indices)) % len(self)
         self._num_batches += len(indices)
@@ -353,15 +382,54 @@ class AdaptiveLoader:
 
     def rescore(self, scorer: ExampleScorer) -> float:
         """The same by a scorer that need not be the loader's own; returns the seconds it took."""
+        if self._beside is not None:
+            self._beside.hold(None)  # older scores
         _wait_for(scorer.model)  # steps still under way are not scoring's
         started = time.perf_counter()
-        scores = scorer.score_dataset(**self._score_options)
+        scores = self._give(scorer.score_dataset(**self._score_options))
+        seconds = time.perf_counter() - started
+        self._tell(Refresh(self.num_steps + 1, scores, seconds, seconds))
+        return seconds
+
+    def rescore_beside(self, scorer: ExampleScorer, num_steps: int) -> None:
+        """Start to rescore beside training, for scores that take effect ``num_steps`` steps later.
+
+        Those that are still pending take effect first.
+        """
+        assert self._beside is not None
+        self.take_effect(now=True)
+        self._beside.start(scorer, self.num_steps + 1 + num_steps)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are scores that have not taken effect yet."""
+        return self._beside is not None and self._beside.step is not None
+
+    def take_effect(self, *, now: bool = False) -> Scored | None:
+        """Give pending scores to the sampler, if it is time or ``now``; returns them.
+
+        Raises:
+            ValueError: as `refresh`; whatever else scoring raised.
+        """
+        if self._beside is None or self._beside.step is None:
+            return None
+        if not now and self.num_steps + 1 < self._beside.step:
+            return None
+        scored = self._beside.finish()
+        started = time.perf_counter()
+        scores = self._give(scored.scores)
+        rest = time.perf_counter() - started
+        self._tell(Refresh(self.num_steps + 1, scores, scored.seconds + rest, scored.waited_seconds + rest))
+        return scored
+
+    def _give(self, scores: Tensor) -> Tensor:
         scores = fill_nonfinite(scores, self.sampler, self._nonfinite)
         self.sampler.refresh(scores)
-        seconds = time.perf_counter() - started
+        return scores
+
+    def _tell(self, event: Refresh) -> None:
         for callback in self._callbacks:
-            callback(Refresh(self._schedule.num_steps + 1, scores, seconds))
-        return seconds
+            callback(event)
 
     def diagnosis(self) -> Diagnosis:
         """Whether adaptive draws pay here: cost, gain, noise, what was decided and what it promises.
@@ -382,13 +450,7 @@ class AdaptiveLoader:
     def examples_for_scoring(self, indices: Tensor) -> Any:
         """Some examples of the scoring data set, collated, on the model's device."""
         assert self.scorer is not None
-        columns = nested.columns_of(self._score_options["dataset"])
-        if columns is None:
-            dataset, collate_fn = self._score_options["dataset"], self._score_options["collate_fn"] or default_collate
-            data = collate_fn([dataset[i] for i in indices.tolist()])
-        else:
-            data = nested.take_rows(columns, indices.to(nested.leaves(columns)[0].device))
-        return nested.move(data, device_of(self.scorer.model))
+        return self._take_examples(indices, device_of(self.scorer.model))
 
     def on_refresh(self, callback: Callable[[Refresh], None]) -> Callable[[], None]:
         """Call ``callback`` after every refresh; returns a function that stops it."""
@@ -398,7 +460,11 @@ class AdaptiveLoader:
     # --- state ----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Sampler, position in the pass, draws in flight and step count: where the next batch comes from."""
+        """Sampler, position in the pass, draws in flight and step count: where the next batch comes from.
+
+        Where a scoring goes on beside training, its end is waited for.
+        """
+        pending = None if self._beside is None else self._beside.look_ahead()
         draws = [*self._in_flight, *self._replay]
         return {
             "version": STATE_VERSION,
@@ -409,20 +475,29 @@ class AdaptiveLoader:
             "worker_seed": self._worker_seed,
             "indices_in_flight": [indices.clone() for indices, _ in draws],
             "weights_in_flight": [weights.clone() for _, weights in draws],
+            "overlap": self.overlap,
+            "pending": None if pending is None else asdict(pending),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore `state_dict`: the next ``iter(loader)`` goes on in the middle of the pass.
 
         Raises:
-            ValueError: for an unknown version, another ``refresh`` or a sampler with other options; nothing is
-                changed.
+            ValueError: for an unknown version, another ``refresh`` or ``overlap``, or a sampler with other options;
+                nothing is changed.
         """
-        if state_dict.get("version") != STATE_VERSION:
+        if state_dict.get("version") not in (2, STATE_VERSION):
             raise ValueError(
-                f"`AdaptiveLoader.load_state_dict` reads version {STATE_VERSION}, got {state_dict.get('version')!r}."
+                f"`AdaptiveLoader.load_state_dict` reads versions 2 and {STATE_VERSION}, got "
+                f"{state_dict.get('version')!r}."
             )
         self._schedule.check(state_dict["schedule"])
+        overlap, pending = state_dict.get("overlap", 0), state_dict.get("pending")
+        if overlap != self.overlap:
+            raise ValueError(
+                f"`AdaptiveLoader.load_state_dict` needs a loader with overlap={overlap!r}, got {self.overlap!r}."
+            )
+        scored = None if pending is None else Scored(**pending)
         position, num_batches = int(state_dict["position"]), int(state_dict["num_batches"])
         worker_seed = int(state_dict["worker_seed"])
         device = self.sampler.device
@@ -432,6 +507,8 @@ class AdaptiveLoader:
         )
         self.sampler.load_state_dict(state_dict["sampler"])  # the last one that can refuse
         self._schedule.load_state_dict(state_dict["schedule"])
+        if self._beside is not None:
+            self._beside.hold(scored)
         self._position, self._num_batches, self._worker_seed = position, num_batches, worker_seed
         self._in_flight.clear()
         self._replay = replay
@@ -439,8 +516,9 @@ class AdaptiveLoader:
         self._pass = None
 
     def __repr__(self) -> str:
+        overlap = f", overlap={self.overlap!r}" if self.overlap else ""
         path = "direct" if self._torch_loader is None else f"fetched, {self._torch_loader.num_workers} workers"
-        return f"AdaptiveLoader({self.sampler!r}, refresh={self._schedule!r}, {path})"
+        return f"AdaptiveLoader({self.sampler!r}, refresh={self._schedule!r}{overlap}, {path})"
 
 
 def _schedule_of(refresh: int | Literal["auto"] | AutoRefresh) -> RefreshSchedule | AutoRefresh:

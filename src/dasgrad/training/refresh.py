@@ -36,12 +36,11 @@ class StepCounter:
 
         def count(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             counter = myself()
-            if counter is None:
-                handle.remove()
-            elif not counter._paused:
+            if counter is not None and not counter._paused:
                 counter.count()
 
-        handle = optimizer.register_step_post_hook(count)
+        # Not by the hook itself: hooks that come after it would find their number changed while they are called.
+        weakref.finalize(self, optimizer.register_step_post_hook(count).remove)
 
     def count(self) -> None:
         """A step is complete. The hook calls this; a replay of a captured step, which runs no hooks, has to."""
@@ -73,9 +72,14 @@ class RefreshSchedule(StepCounter):
         self._num_refreshes_due = 0
 
     def before_draw(self, loader: "AdaptiveLoader") -> None:
-        """Rescore where it is due."""
+        """Let pending scores take effect and rescore, each where it is due."""
+        loader.take_effect()
         if self.is_due():
-            loader.refresh()
+            if loader.overlap == 0:
+                loader.refresh()
+            else:
+                assert loader.scorer is not None
+                loader.rescore_beside(loader.scorer, int(loader.overlap))
 
     def num_quiet_steps(self) -> int:
         """Steps that can be drawn for at once after `before_draw`: none of their draws is preceded by a refresh."""

@@ -26,13 +26,18 @@ class Stopwatch:
         self._clock = clock
         self._cuda = False
         self._started: Any = None
-        self._finished: deque[Any] = deque(maxlen=KEPT)
+        self._beside = False
+        self._finished: dict[bool, deque[Any]] = {beside: deque(maxlen=KEPT) for beside in (False, True)}
         self._num_steps = 0
 
-    def start(self, device: torch.device) -> None:
-        """A batch is handed out, for a model on this device; of several for one step, the first one counts."""
+    def start(self, device: torch.device, *, beside: bool = False) -> None:
+        """A batch is handed out, for a model on this device; of several for one step, the first one counts.
+
+        Steps ``beside`` a scoring that goes on are kept apart.
+        """
         if self._started is not None:
             return
+        self._beside = beside
         self._cuda = device.type == "cuda"
         if not self._cuda:
             self._started = self._clock()
@@ -48,22 +53,36 @@ class Stopwatch:
         if self._cuda:
             finished = torch.cuda.Event(enable_timing=True)
             finished.record()
-            self._finished.append((self._started, finished))
+            self._finished[self._beside].append((self._started, finished))
         else:
-            self._finished.append(self._clock() - self._started)
+            self._finished[self._beside].append(self._clock() - self._started)
         self._started = None
 
     def restart(self) -> None:
         """Forget all times: steps from here on take another one."""
         self._started = None
-        self._finished.clear()
+        for times in self._finished.values():
+            times.clear()
         self._num_steps = 0
 
-    def seconds(self) -> float | None:
-        """The median of the last steps; None before the first. Waits for the GPU."""
-        times = self._finished
+    def seconds(self, *, beside: bool = False) -> float | None:
+        """The median of the last steps, alone or beside a scoring; None before the first. Waits for the GPU."""
+        times = self._times(beside)
+        return statistics.median(times) if times else None
+
+    def lost_beside(self) -> float | None:
+        """The share of a step's time beside a scoring that it would not take alone; None before both were timed.
+
+        Two threads hold each other up now and then, and not a little all the time: so by the mean, without the longest.
+        """
+        alone, beside = (sorted(self._times(beside)) for beside in (False, True))
+        if not alone or not beside:
+            return None
+        return max(0.0, 1 - statistics.mean(alone[:-1] or alone) / statistics.mean(beside[:-1] or beside))
+
+    def _times(self, beside: bool) -> list[float]:
+        times = self._finished[beside]
         if self._cuda and times:
             times[-1][1].synchronize()
-            times = deque(started.elapsed_time(finished) / 1000 for started, finished in times)
-        good = [value for value in times if value > 0]
-        return statistics.median(good) if good else None
+            return [t for t in (started.elapsed_time(finished) / 1000 for started, finished in times) if t > 0]
+        return [t for t in times if t > 0]
