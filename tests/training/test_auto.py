@@ -265,7 +265,7 @@ def test_an_example_without_a_finite_loss_does_not_blind_it():
     targets[3::10] = math.nan
     auto = AutoRefresh(costs=DEAR)
     loader = build(auto, data=(inputs, targets))[2]
-    found = auto.audit(loader, 1)
+    found = auto.audit(loader, 1, 256)
     assert not found.finite.all()
     assert 0 < found.fresh < 0.7
     assert found.now == pytest.approx(1.0)
@@ -281,3 +281,31 @@ def test_forgotten_scores_are_the_target_again():
     torch.testing.assert_close(sampler.probabilities, target)
     assert (sampler.weights_of(torch.tensor([0, 1])) == 1).all()
     assert sampler.from_target(torch.tensor([0.1, 0.6, 0.95], dtype=torch.float64)).tolist() == [0, 1, 2]
+
+
+def test_noise_is_that_of_the_latest_looks_although_gradients_shrink(monkeypatch):
+    """Noise scales of 10 and then of 1,000, gradients a thousandth as long: older looks count half."""
+    found = iter([(1e6, 1e5), (1.0, 1e-3), (1.0, 1e-3)])
+    monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: next(found))
+    auto = AutoRefresh(costs=DEAR)
+    loader = build(auto)[2]
+    scales = [auto.audit(loader, step, 64).noise.scale for step in (1, 2, 3)]
+    assert scales == pytest.approx([10.0, 1.5 / (0.5 * 0.1 + 0.001), 1.75 / (0.25 * 0.1 + 0.5 * 0.001 + 0.001)])
+
+
+def test_looks_are_as_large_as_their_share_of_the_time_allows(monkeypatch):
+    numbers = []
+    audit = AutoRefresh.audit
+
+    def note(self, loader, step, number):
+        numbers.append((step, number))
+        return audit(self, loader, step, number)
+
+    monkeypatch.setattr(AutoRefresh, "audit", note)
+    auto = AutoRefresh(num_audited=4, costs=Costs(step=1.0, example=0.01))
+    model, optimizer, loader = build(auto, rare=False)
+    train(model, optimizer, loader, 400)
+    # Nothing is to be won, so a look may take 2 % of the steps until the next one, at 2 · 0.01 s an example.
+    assert numbers[0] == (16, 4)
+    assert [number for _, number in numbers[1:]] == [step // 2 for step, _ in numbers[1:]]
+    assert numbers[-1][1] > 100

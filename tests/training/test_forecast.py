@@ -53,7 +53,7 @@ def test_a_larger_batch_pays_while_noise_rules_and_steps_cost_mostly_overhead():
 
 
 def test_noise_estimates_are_unbiased():
-    """Both halves of one example each: the mean over all pairs of draws is tr Σ and ‖μ‖², exactly."""
+    """Halves of one example and of two, in as many chunks: the mean over all draws is tr Σ and ‖μ‖², exactly."""
     inputs = torch.tensor([[1.0, 2.0], [-3.0, 0.5], [0.25, -1.0]], dtype=torch.float64)
     targets = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     model = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
@@ -61,10 +61,14 @@ def test_noise_estimates_are_unbiased():
     scorer = dasgrad.ExampleScorer(model, losses=losses, optimizer=dasgrad.DASGrad(model.parameters()))
     gradients = 2 * (model(inputs)[:, 0] - targets).detach()[:, None] * inputs
     mean = gradients.mean(0)
-    found = [scorer.noise((inputs[list(pair)], targets[list(pair)])) for pair in itertools.product(range(3), repeat=2)]
-    noise, square = (sum(values) / 9 for values in zip(*found, strict=True))
-    assert noise == pytest.approx(float((gradients - mean).square().sum(1).mean()), rel=1e-12)
-    assert square == pytest.approx(float(mean.square().sum()), rel=1e-12)
+    for num_chunks in (1, 2):
+        found = []
+        for drawn in itertools.product(range(3), repeat=2 * num_chunks):
+            rows = [torch.tensor(drawn[k : k + 2]) for k in range(0, len(drawn), 2)]
+            found.append(scorer.noise((inputs[pair], targets[pair]) for pair in rows))
+        noise, square = (sum(values) / len(found) for values in zip(*found, strict=True))
+        assert noise == pytest.approx(float((gradients - mean).square().sum(1).mean()), rel=1e-12)
+        assert square == pytest.approx(float(mean.square().sum()), rel=1e-12)
     assert model.weight.grad is None
 
 
@@ -72,7 +76,7 @@ def test_noise_needs_a_loss_and_two_examples():
     model = torch.nn.Linear(2, 1)
     own = dasgrad.ExampleScorer(model, score=lambda model, data: torch.ones(len(data)))
     with pytest.raises(ValueError, match=r"noise.*needs"):
-        own.noise(torch.zeros(4, 2))
+        own.noise([torch.zeros(4, 2)])
     scorer = dasgrad.ExampleScorer(model, losses=lambda model, data: model(data)[:, 0], score="gradient")
     with pytest.raises(ValueError, match="at least 2 examples"):
-        scorer.noise(torch.zeros(1, 2))
+        scorer.noise([torch.zeros(1, 2)])

@@ -599,7 +599,7 @@ def test_auto_reckons_with_what_training_loses_alone():
     """Scoring so dear that it would never pay if training stood still, and that costs training nothing."""
 
     def decision(lost):
-        model, optimizer, loader = automatic(step=1.0, example=0.2, lost=lost)
+        model, optimizer, loader = automatic(step=1.0, example=0.1, lost=lost)
         train(model, optimizer, loader, 17)
         return loader.diagnosis().decision
 

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, cast
 
@@ -259,31 +259,41 @@ class ExampleScorer:
         """Whether it was given a loss, as every score needs that is not a function of one's own."""
         return self._losses is not None
 
-    def noise(self, data: Any) -> tuple[float, float]:
-        """Estimates of tr Σ, the gradient's noise, and of ‖μ‖², the square of its mean, from the halves of a batch.
+    def noise(self, chunks: Iterable[Any]) -> tuple[float, float]:
+        """Estimates of tr Σ, the gradient's noise, and of ‖μ‖², the square of its mean, from chunks of random examples.
 
-        With ga and gb the mean gradients of m examples each, m‖ga − gb‖²/2 is an unbiased estimate of tr Σ, and
-        ⟨ga, gb⟩ one of ‖μ‖², which can be negative. Their ratio is the noise scale: batches much larger than it gain
-        little.
+        Each chunk is halved. With ga and gb the mean gradients of the m examples in all first and in all second halves,
+        m‖ga − gb‖²/2 is an unbiased estimate of tr Σ, and ⟨ga, gb⟩ one of ‖μ‖², which can be negative. Their ratio is
+        the noise scale: batches much larger than it gain little.
         """
         if self._losses is None:
             raise ValueError("`ExampleScorer.noise` needs `loss_fn` or `losses`, got a score of your own.")
-        size = nested.count_examples(data) // 2
-        if size < 1:
-            raise ValueError("`ExampleScorer.noise(data=...)` must hold at least 2 examples.")
         function = LossFunction(self.model, self._losses, self._dtype)
+        num, sums = 0, None
+        for data in chunks:
+            size = nested.count_examples(data) // 2
+            if size < 1:
+                continue
+            num += size
+            halves = self._halves(function, nested.map_leaves(function.cast, data), size)
+            sums = halves if sums is None else [a + b for a, b in zip(sums, halves, strict=True)]
+        if sums is None:
+            raise ValueError("`ExampleScorer.noise(chunks=...)` must hold at least 2 examples.")
+        first, second = (total.double() / num for total in sums)
+        return num / 2 * float((first - second).square().sum()), float(first @ second)
+
+    def _halves(self, function: LossFunction, data: Any, size: int) -> list[Tensor]:
+        """The summed gradients of the first ``size`` examples and of as many after them, each as one vector."""
+        halves = []
         with untouched(self._announced_model()):
-            data = nested.map_leaves(function.cast, data)
-            halves = []
             for start in (0, size):
                 tensors = function.tensors()
                 params = [tensors[name].requires_grad_() for name in self._scored_parameters()]
                 rows = torch.arange(start, start + size, device=device_of(self.model))
                 losses = function.call(tensors, nested.take_rows(data, rows))
-                halves.append(torch.autograd.grad(losses.mean(), params, allow_unused=True, materialize_grads=True))
-        pairs = [(a.double(), b.double()) for a, b in zip(*halves, strict=True)]
-        noise = size / 2 * sum(float((a - b).square().sum()) for a, b in pairs)
-        return noise, sum(float((a * b).sum()) for a, b in pairs)
+                grads = torch.autograd.grad(losses.sum(), params, allow_unused=True, materialize_grads=True)
+                halves.append(torch.cat([grad.flatten() for grad in grads]))
+        return halves
 
     def with_score(self, score: ScoreName) -> "ExampleScorer":
         """The same model, loss and optimizer with another score."""

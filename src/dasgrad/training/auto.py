@@ -1,7 +1,8 @@
 """`AutoRefresh`: rescoring when it pays on the clock, and uniform draws where it does not.
 
-At steps that grow by a constant factor a small random set of examples is looked at: their exact scores, what the scores
-in use and fresh ones leave of the gradient's noise, and how large that noise is. With the measured cost of a step and
+At steps that grow by a constant factor a random set of examples is looked at, as many as a small share of the training
+time allows: their exact scores, what the scores in use and fresh ones leave of the gradient's noise, and how large that
+noise is. With the measured cost of a step and
 of scoring, `dasgrad.training.forecast` says what each choice would take to the same loss: score all examples anew, by
 the exact score or a cheaper one; keep the scores at hand; or draw uniformly. Scores age with the logarithm of time (a
 model changes as much between steps 1,000 and 2,000 as between 100 and 200), which is why looks are spaced so.
@@ -11,7 +12,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from dasgrad.training.stopwatch import Clock
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
-STATE_VERSION = 1
+STATE_VERSION = 2  # version 1 summed noise over looks
 CHEAPER = ("last_layer", "loss")
 """Scores that are tried where the exact one costs much."""
 WORTH = 0.95
@@ -38,10 +39,14 @@ _SMALLEST_TRIAL, _LARGEST_TRIAL, _TRIAL_STEPS = 64, 4096, 30
 """How the cost of scoring is tried out: on so many examples, until a trial takes longer than a few steps."""
 _FADING = 0.5
 """What an earlier look's noise counts beside the next one's."""
+_LARGEST_AUDIT, _AUDIT_GROWTH = 4096, 8
+"""Examples looked at: no more than these, and than so many times those of the last look, by which the cost is known."""
 _LASTING = 2
 """Looks over which the cost of a refresh is spread: its scores mostly outlast the first."""
 _MARGIN = 1.5
 """Scoring beside training is given so many times the steps that it should take."""
+_EXAMINED = 1024
+"""Examples looked at on demand."""
 _UNKNOWN_AGING = 0.15
 """The share of what fresh scores win that is lost from one look to the next, until it was measured."""
 
@@ -82,7 +87,7 @@ class AutoRefresh(StepCounter):
     """When to rescore, how, and whether to sample adaptively at all; ``refresh="auto"`` is one of these.
 
     Args:
-        num_audited: examples looked at each time.
+        num_audited: the least number of examples looked at each time; up to 4096 where there is time for them.
         first: the step of the first look.
         growth: looks are at steps that grow by this factor.
         most_auditing: the share of the training time that looks may take where nothing is to be won, up to ten times
@@ -120,10 +125,13 @@ class AutoRefresh(StepCounter):
         self._left_then = 1.0  # noise left at the last look, by the scores in use
         self._aging = _UNKNOWN_AGING
         self._scoring_seconds: dict[str, float] = {}  # of all examples, by the score's name
-        self._noise: tuple[float, ...] = (0.0, 0.0)  # tr Σ and ‖μ‖², summed over looks, older ones fading
+        # ‖μ‖²/tr Σ times the examples it is from, and those examples, summed over looks, older ones fading. It is the
+        # ratio that is summed: gradients shrink along training, and the first looks would outweigh all others.
+        self._inverse_noise: tuple[float, float] = (0.0, 0.0)
         self._lost = 1.0 if costs is None else costs.lost  # until it was measured, as if training stood still
-        self._audit_seconds = 0.0
-        self._looked = False
+        self._num_looked_at = num_audited
+        self._look_seconds: float | None = None  # of the last look; None where it is not known yet
+        self._promise = 0.0  # the share of the time that fresh scores would save, if they cost nothing
         self._failure = ""
         self.last = Diagnosis(step=1, decision="wait")
 
@@ -172,8 +180,10 @@ class AutoRefresh(StepCounter):
     def _look(self, loader: "AdaptiveLoader", step_seconds: float) -> None:
         started = self._clock()
         step = self.num_steps + 1
-        found = self.audit(loader, step)
         interval = max(1, int(step * (self._growth - 1)))
+        first = self._look_seconds is None
+        self._num_looked_at = self._affordable(loader, interval * step_seconds)
+        found = self.audit(loader, step, self._num_looked_at)
         options = self._options(loader, found, step_seconds, interval)
         best = min(options, key=lambda option: option.factor)
         keep = next((option for option in options if option.decision == "keep"), None)
@@ -181,26 +191,42 @@ class AutoRefresh(StepCounter):
             best = keep
         if best.decision != "off" and best.factor > WORTH:
             best = next(option for option in options if option.decision == "off")
-        if self._looked and self._costs is None:  # the first look also tries out what scoring costs
-            self._audit_seconds = max(0.0, self._clock() - started)
-        self._looked = True
+        if self._costs is not None:
+            self._look_seconds = 2 * self._costs.example * self._num_looked_at  # a score and a gradient each
+        elif first:  # which also tried out what scoring costs
+            self._look_seconds = found.example_seconds * self._num_looked_at
+        else:
+            self._look_seconds = max(0.0, self._clock() - started)
+        self._promise = 1 - found.noise.steps_factor(min(1.0, found.fresh))
         self._carry_out(loader, best, found, step)
-        # Looks may take a small share of the time until the next one: more of it the more there is to win.
-        promise = 1 - found.noise.steps_factor(min(1.0, found.fresh))
-        allowed = self._most_auditing * max(1.0, 10 * promise)
-        self._next_look = step + max(interval, int(self._audit_seconds / (allowed * step_seconds)))
+        self._next_look = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
 
-    def audit(self, loader: "AdaptiveLoader", step: int) -> "_Found":
-        """Measure scores, noise and costs on a few examples; draws and probabilities stay as they are."""
+    def _allowed(self) -> float:
+        """The share of the time until the next look that one may take: more of it the more there is to win."""
+        return self._most_auditing * max(1.0, 10 * self._promise)
+
+    def _affordable(self, loader: "AdaptiveLoader", seconds: float) -> int:
+        """How many examples to look at, with so many seconds until the next look."""
+        least = self._num_audited
+        if not self._look_seconds:
+            return least
+        each = self._look_seconds / self._num_looked_at
+        most = min(_LARGEST_AUDIT, _AUDIT_GROWTH * self._num_looked_at, loader.sampler.num_examples)
+        return max(least, min(most, int(self._allowed() * seconds / each)))
+
+    def audit(self, loader: "AdaptiveLoader", step: int, number: int) -> "_Found":
+        """Measure scores, noise and costs on some examples; draws and probabilities stay as they are."""
         scorer, sampler = loader.scorer, loader.sampler
         assert scorer is not None
-        indices = self._choose(loader, step, self._num_audited)
-        data = loader.examples_for_scoring(indices)
+        indices = self._choose(loader, step, number)
+        chunks = indices.split(loader.scoring_chunk_size)
         if self._costs is None and str(scorer.score) not in self._scoring_seconds:
             self._time_scoring(loader, scorer, step)
-        scores = scorer(data)
+        scores, seconds = self._scores_of(loader, scorer, chunks)
+        if self._costs is None and len(chunks[0]) == loader.scoring_chunk_size:
+            self._scoring_seconds[str(scorer.score)] = seconds * sampler.num_examples / len(indices)
         started = self._now(scorer)
-        noise = Noise(self._noise_scale(scorer, data), loader.batch_size)
+        noise = Noise(self._noise_scale(loader, scorer, chunks), loader.batch_size)
         example_seconds = max(0.0, self._now(scorer) - started) / len(indices)
         if self._costs is not None:
             example_seconds = self._costs.example
@@ -211,17 +237,27 @@ class AutoRefresh(StepCounter):
         fresh = noise.of_second_moment(second_moment_left(scores, weights_of(scores, sampler.floor)))
         if self._refreshed_at is not None and self._left_then < 1:
             self._aging = min(1.0, max(0.0, (now - self._left_then) / (1 - self._left_then)))
-        return _Found(data, finite, scores, noise, now, fresh, example_seconds)
+        return _Found(chunks, finite, scores, noise, now, fresh, example_seconds)
 
-    def _noise_scale(self, scorer: ExampleScorer, data: Any) -> float:
+    def _scores_of(
+        self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]
+    ) -> tuple[Tensor, float]:
+        """Scores of the examples of some chunks, and what they took."""
+        started = self._now(scorer)
+        scores = torch.cat([scorer(loader.examples_for_scoring(indices)) for indices in chunks])
+        return scores, max(0.0, self._now(scorer) - started)
+
+    def _noise_scale(self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]) -> float:
         """From this look and, fading, those before: a single one is too uncertain."""
         if not scorer.has_losses:
             return float("inf")
-        found = scorer.noise(data)
-        if all(map(math.isfinite, found)):
-            self._noise = tuple(_FADING * old + new for old, new in zip(self._noise, found, strict=True))
-        noise, mean = self._noise
-        return noise / mean if mean > 0 else float("inf")
+        noise, mean = scorer.noise(loader.examples_for_scoring(indices) for indices in chunks)
+        if math.isfinite(noise) and math.isfinite(mean) and noise > 0:
+            number = sum(map(len, chunks))
+            inverse, weight = self._inverse_noise
+            self._inverse_noise = _FADING * inverse + number * mean / noise, _FADING * weight + number
+        inverse, weight = self._inverse_noise
+        return weight / inverse if inverse > 0 else float("inf")
 
     def _options(self, loader: "AdaptiveLoader", found: "_Found", step_seconds: float, interval: int) -> list[_Option]:
         scorer = loader.scorer
@@ -286,7 +322,7 @@ class AutoRefresh(StepCounter):
         try:
             if name not in self._scoring_seconds:
                 self._time_scoring(loader, scorer, self.num_steps + 1)
-            cheap = scorer(found.data).to(found.scores)[found.finite]
+            cheap = self._scores_of(loader, scorer, found.chunks)[0].to(found.scores)[found.finite]
         except ValueError:
             self._tiers[name] = None
             return None
@@ -383,10 +419,12 @@ class AutoRefresh(StepCounter):
             "refreshed_at": self._refreshed_at,
             "left_then": self._left_then,
             "aging": self._aging,
-            "noise": list(self._noise),
+            "inverse_noise": list(self._inverse_noise),
             "scoring_seconds": dict(self._scoring_seconds),
             "lost": self._lost,
-            "audit_seconds": self._audit_seconds,
+            "num_looked_at": self._num_looked_at,
+            "look_seconds": self._look_seconds,
+            "promise": self._promise,
             "failure": self._failure,
             "last": asdict(self.last),
         }
@@ -407,10 +445,13 @@ class AutoRefresh(StepCounter):
         self._refreshed_at = state_dict["refreshed_at"]
         self._left_then = float(state_dict["left_then"])
         self._aging = float(state_dict["aging"])
-        self._noise = tuple(float(value) for value in state_dict["noise"])
+        inverse, weight = state_dict["inverse_noise"]
+        self._inverse_noise = float(inverse), float(weight)
         self._scoring_seconds = dict(state_dict["scoring_seconds"])
         self._lost = float(state_dict.get("lost", self._lost))  # which states once did not have
-        self._audit_seconds = float(state_dict["audit_seconds"])
+        self._num_looked_at = int(state_dict["num_looked_at"])
+        self._look_seconds = state_dict["look_seconds"]
+        self._promise = float(state_dict["promise"])
         self._failure = str(state_dict["failure"])
         self.last = Diagnosis(**state_dict["last"])
 
@@ -422,7 +463,7 @@ def examine(loader: "AdaptiveLoader") -> Diagnosis:
     """Look once at a loader that rescores at fixed steps, and say what the draws it makes are worth."""
     looking = AutoRefresh()
     step, step_seconds = loader.num_steps + 1, loader.step_seconds
-    found = looking.audit(loader, step)
+    found = looking.audit(loader, step, _EXAMINED)
     score = str(loader.scorer.score) if loader.scorer is not None else ""
     scoring_seconds = looking.seconds_of(score, loader)
     factor, larger = found.noise.steps_factor(found.now), 1.0
@@ -448,7 +489,8 @@ def examine(loader: "AdaptiveLoader") -> Diagnosis:
 class _Found:
     """What a look found."""
 
-    data: Any
+    chunks: Sequence[Tensor]
+    """The examples looked at."""
     finite: Tensor
     """Which of the examples have a score."""
     scores: Tensor
