@@ -17,6 +17,7 @@ from dasgrad.sampling import AdaptiveSampler
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.isolation import device_of
 from dasgrad.training import generators
+from dasgrad.training.ages import AgedScores
 from dasgrad.training.auto import AutoRefresh, examine
 from dasgrad.training.batch import WeightedBatch
 from dasgrad.training.diagnosis import Diagnosis
@@ -169,6 +170,8 @@ class AdaptiveLoader:
         }
         self._nonfinite = nonfinite
         self._callbacks: list[Callable[[Refresh], None]] = []
+        self._ages: AgedScores | None = None  # from the first update on
+        self._refreshed_at = 1
         self._position = 0  # batches of this pass already handed out
         self._in_flight: deque[tuple[Tensor, Tensor]] = deque()  # drawn, not yet handed out
         self._replay: deque[tuple[Tensor, Tensor]] = deque()  # draws in flight of a loaded state
@@ -284,8 +287,12 @@ class AdaptiveLoader:
 
     # --- refresh --------------------------------------------------------------------------------------
 
-    def refresh(self) -> None:
+    def refresh(self, indices: Tensor | None = None) -> None:
         """Rescore all examples now and give the scores to the sampler.
+
+        Args:
+            indices: ``[k]``, to rescore these alone, as `update` does: a random choice, or the next slice of a
+                random order.
 
         Raises:
             ValueError: for a score that is NaN or infinite, naming the example, unless ``nonfinite="keep"``.
@@ -293,7 +300,42 @@ class AdaptiveLoader:
         """
         if self.scorer is None:
             raise ValueError("`AdaptiveLoader.refresh` needs `scorer`, got None.")
-        self.rescore(self.scorer)
+        if indices is None:
+            self.rescore(self.scorer)
+        elif self.sampler.refreshed and len(indices) > 0:
+            chunks = indices.split(self.scoring_chunk_size)
+            self.update(indices, torch.cat([self.scorer(self.examples_for_scoring(chunk)) for chunk in chunks]))
+
+    def update(self, indices: Tensor, scores: Tensor, weights: Tensor | None = None) -> None:
+        """Take scores of some examples, computed just now, on one scale with the older scores of the others.
+
+        ``loader.update(batch.indices, heard.scores, batch.weights)`` takes those of a training batch from
+        `ExampleScorer.listen`. From what has become of their scores it is learned how those of the others have aged,
+        and every two per cent of the steps so far all masses are brought to the present. Where draws are uniform,
+        before the first refresh or because that was decided, there is nothing to compare with, and nothing is done.
+
+        Args:
+            indices: ``[k]``.
+            scores: theirs; NaN and infinite ones as in `refresh`.
+            weights: of the draws ``[k]``, where the examples were drawn by importance; None for a random choice.
+        """
+        sampler = self.sampler
+        if not sampler.refreshed or len(indices) == 0:
+            return
+        indices = indices.to(sampler.device)
+        scores = scores.detach().to(sampler.device, torch.float64)
+        weights = torch.ones_like(scores) if weights is None else weights.to(scores)
+        finite = torch.isfinite(scores)
+        if self._nonfinite == "keep" and not bool(finite.all()):
+            indices, scores, weights = indices[finite], scores[finite], weights[finite]
+        step, before = self.num_steps + 1, sampler.scores if self._ages is None else None
+        sampler.update(indices, scores)  # refuses what is out of range
+        if self._ages is None:
+            assert before is not None
+            self._ages = AgedScores(before, self._refreshed_at)
+        self._ages.learn(step, indices, scores, weights)
+        if self._ages.is_due(step):
+            sampler.refresh(self._ages.present(step))
 
     def rescore(self, scorer: ExampleScorer) -> float:
         """The same by a scorer that need not be the loader's own; returns the seconds it took."""
@@ -302,6 +344,9 @@ class AdaptiveLoader:
         scores = scorer.score_dataset(**self._score_options)
         scores = fill_nonfinite(scores, self.sampler, self._nonfinite)
         self.sampler.refresh(scores)
+        self._refreshed_at = self._schedule.num_steps + 1
+        if self._ages is not None:
+            self._ages.refresh(self.sampler.scores, self._refreshed_at)
         seconds = time.perf_counter() - started
         for callback in self._callbacks:
             callback(Refresh(self._schedule.num_steps + 1, scores, seconds))
@@ -353,6 +398,8 @@ class AdaptiveLoader:
             "worker_seed": self._worker_seed,
             "indices_in_flight": [indices.clone() for indices, _ in draws],
             "weights_in_flight": [weights.clone() for _, weights in draws],
+            "refreshed_at": self._refreshed_at,
+            "ages": None if self._ages is None else self._ages.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -374,7 +421,10 @@ class AdaptiveLoader:
             (indices.to(device), weights.to(device))
             for indices, weights in zip(state_dict["indices_in_flight"], state_dict["weights_in_flight"], strict=True)
         )
+        aged = state_dict.get("ages")  # states from before it was kept have none
+        ages = None if aged is None else AgedScores.from_state_dict(aged, device)
         self.sampler.load_state_dict(state_dict["sampler"])  # the last one that can refuse
+        self._ages, self._refreshed_at = ages, int(state_dict.get("refreshed_at", 1))
         self._schedule.load_state_dict(state_dict["schedule"])
         self._position, self._num_batches, self._worker_seed = position, num_batches, worker_seed
         self._in_flight.clear()
