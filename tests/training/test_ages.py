@@ -289,3 +289,32 @@ def test_a_score_that_is_not_finite_is_refused_or_left_out(policy):
     else:
         loader.update(indices, scores)
         torch.testing.assert_close(loader.sampler.scores[4:6], torch.stack((before[4], before.new_tensor(9.0))))
+
+
+def test_without_a_scorer_ages_are_unknown():
+    loader = dasgrad.AdaptiveLoader((torch.randn(4, 2), torch.randn(4)), 2)
+    loader.sampler.refresh([1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(ValueError, match=r"AdaptiveLoader.update` needs `scorer`"):
+        loader.update(torch.tensor([0]), torch.tensor([1.0]))
+
+
+def test_examples_drawn_from_a_target_of_ones_own_keep_it():
+    """With updates Σ p w is still the target's, and examples of target 0 are never drawn."""
+    target = torch.arange(300, dtype=torch.float64)
+    target /= target.sum()
+    sampler = dasgrad.AdaptiveSampler(300, 8, target=target, floor=0.1)
+    model, optimizer, loader = build()
+    loader = dasgrad.AdaptiveLoader(loader.dataset, scorer=loader.scorer, sampler=sampler, refresh=10)
+    drawn = []
+    train(model, optimizer, loader, 60, lambda batch: drawn.append(batch.indices))
+    torch.testing.assert_close(sampler.probabilities * sampler.weights, target)
+    assert 0 not in torch.cat(drawn).tolist()
+
+
+def test_a_loader_let_go_of_does_not_stop_the_optimizer():
+    model, optimizer, first = build()
+    second = dasgrad.AdaptiveLoader(first.dataset, 8, scorer=first.scorer, refresh=10)
+    del first
+    train(model, optimizer, second, 3)
+    assert second.num_steps == 3
+    assert len(optimizer._optimizer_step_post_hooks) == 1

@@ -318,7 +318,13 @@ class AdaptiveLoader:
             indices: ``[k]``.
             scores: theirs; NaN and infinite ones as in `refresh`.
             weights: of the draws ``[k]``, where the examples were drawn by importance; None for a random choice.
+
+        Raises:
+            ValueError: without a scorer: the ages of scores given to the sampler itself are not known. Rescore by
+                the loader, or use `AdaptiveSampler.update`.
         """
+        if self.scorer is None:
+            raise ValueError("`AdaptiveLoader.update` needs `scorer`, got None.")
         sampler = self.sampler
         if not sampler.refreshed or len(indices) == 0:
             return

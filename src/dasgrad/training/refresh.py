@@ -34,13 +34,12 @@ class StepCounter:
 
         def count(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             counter = myself()
-            if counter is None:
-                handle.remove()
-            else:
+            if counter is not None:
                 counter.num_steps += 1
                 counter.stopwatch.stop()
 
-        handle = optimizer.register_step_post_hook(count)
+        # Not within the hook: torch is going through its hooks then, and must not lose one on the way.
+        weakref.finalize(self, optimizer.register_step_post_hook(count).remove)
 
 
 class RefreshSchedule(StepCounter):
