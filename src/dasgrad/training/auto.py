@@ -114,6 +114,7 @@ class AutoRefresh(StepCounter):
         self._scoring_seconds: dict[str, float] = {}  # of all examples, by the score's name
         self._noise: tuple[float, ...] = (0.0, 0.0)  # tr Σ and ‖μ‖², summed over looks, older ones fading
         self._audit_seconds = 0.0
+        self._trial_seconds = 0.0  # of the present look
         self._looked = False
         self._failure = ""
         self.last = Diagnosis(step=1, decision="wait")
@@ -146,7 +147,7 @@ class AutoRefresh(StepCounter):
         return self.stopwatch.seconds()
 
     def _look(self, loader: "AdaptiveLoader", step_seconds: float) -> None:
-        started = self._clock()
+        started, self._trial_seconds = self._clock(), 0.0
         step = self.num_steps + 1
         found = self.audit(loader, step)
         interval = max(1, int(step * (self._growth - 1)))
@@ -157,8 +158,9 @@ class AutoRefresh(StepCounter):
             best = keep
         if best.decision != "off" and best.factor > WORTH:
             best = next(option for option in options if option.decision == "off")
-        if self._looked and self._costs is None:  # the first look also tries out what scoring costs
-            self._audit_seconds = max(0.0, self._clock() - started)
+        if self._looked and self._costs is None:  # in the first look much is done for the first time
+            # Nor does trying out what a score costs come again.
+            self._audit_seconds = max(0.0, self._clock() - started - self._trial_seconds)
         self._looked = True
         self._carry_out(loader, best, found, step)
         # Looks may take a small share of the time until the next one: more of it the more there is to win.
@@ -305,6 +307,7 @@ class AutoRefresh(StepCounter):
 
     def _time_scoring(self, loader: "AdaptiveLoader", scorer: ExampleScorer, step: int) -> None:
         """A first idea of what scoring all examples takes, from chunks that grow until they take a few steps' time."""
+        started = self._clock()
         step_seconds = self._step_seconds() or 0.0
         most = min(loader.scoring_chunk_size, loader.sampler.num_examples, _LARGEST_TRIAL)
         size, previous = min(_SMALLEST_TRIAL, most), (0, 0.0)
@@ -319,6 +322,7 @@ class AutoRefresh(StepCounter):
         once = max(0.0, seconds - each * size)  # of a chunk, whatever its size
         chunks = -(-loader.sampler.num_examples // loader.scoring_chunk_size)
         self._scoring_seconds[str(scorer.score)] = chunks * once + each * loader.sampler.num_examples
+        self._trial_seconds += max(0.0, self._now(scorer) - started)
 
     def _time_once(self, scorer: ExampleScorer, data: Any) -> float:
         started = self._now(scorer)
