@@ -27,7 +27,7 @@ PUBLIC |= {f"projections.{name}": getattr(projections, name) for name in project
 PUBLIC |= {f"moments.{name}": getattr(moments, name) for name in ("Moments", "Hyper")}
 METHODS = {
     "AdaptiveLoader": (
-        *("refresh", "on_refresh", "rescore", "diagnosis", "examples_for_scoring"),
+        *("refresh", "on_refresh", "rescore", "update", "diagnosis", "examples_for_scoring"),
         *("take_draws", "put_back", "start_step"),
         *("rescore_beside", "take_effect"),
         *("state_dict", "load_state_dict"),

@@ -171,6 +171,27 @@ def test_a_clock_that_jumps_does_no_harm():
     assert loader.num_steps == 200
 
 
+def test_trying_out_what_scoring_costs_does_not_put_off_the_next_look():
+    now = [0.0]
+    auto = AutoRefresh(clock=lambda: now[0])
+    model, optimizer, loader = build(auto)
+
+    def trial(scorer, data):
+        now[0] += 1000.0
+        return 0.01
+
+    def take_a_second(*args):
+        now[0] += 1.0
+
+    auto._time_once = trial
+    optimizer.register_step_pre_hook(take_a_second)
+    train(model, optimizer, loader, 20)
+    auto._scoring_seconds.clear()  # the second look, at step 24, has to try again
+    train(model, optimizer, loader, 30)
+    assert now[0] > 2000
+    assert loader.diagnosis().step == 36  # the third look: steps 16, 24, 36
+
+
 def test_measured_costs_decide_on_a_real_clock():
     model, optimizer, loader = build("auto")
     train(model, optimizer, loader, 40)

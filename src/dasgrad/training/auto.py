@@ -132,6 +132,7 @@ class AutoRefresh(StepCounter):
         self._num_looked_at = num_audited
         self._look_seconds: float | None = None  # of the last look; None where it is not known yet
         self._promise = 0.0  # the share of the time that fresh scores would save, if they cost nothing
+        self._trial_seconds = 0.0  # of the present look
         self._failure = ""
         self.last = Diagnosis(step=1, decision="wait")
 
@@ -178,7 +179,7 @@ class AutoRefresh(StepCounter):
         return self.stopwatch.seconds()
 
     def _look(self, loader: "AdaptiveLoader", step_seconds: float) -> None:
-        started = self._clock()
+        started, self._trial_seconds = self._clock(), 0.0
         step = self.num_steps + 1
         interval = max(1, int(step * (self._growth - 1)))
         first = self._look_seconds is None
@@ -193,10 +194,10 @@ class AutoRefresh(StepCounter):
             best = next(option for option in options if option.decision == "off")
         if self._costs is not None:
             self._look_seconds = 2 * self._costs.example * self._num_looked_at  # a score and a gradient each
-        elif first:  # which also tried out what scoring costs
-            self._look_seconds = found.example_seconds * self._num_looked_at
-        else:
-            self._look_seconds = max(0.0, self._clock() - started)
+        elif first:  # in which much is done for the first time
+            self._look_seconds = 2 * found.example_seconds * self._num_looked_at
+        else:  # without trying out what a score costs, which does not come again
+            self._look_seconds = max(0.0, self._clock() - started - self._trial_seconds)
         self._promise = 1 - found.noise.steps_factor(min(1.0, found.fresh))
         self._carry_out(loader, best, found, step)
         self._next_look = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
@@ -382,6 +383,7 @@ class AutoRefresh(StepCounter):
 
     def _time_scoring(self, loader: "AdaptiveLoader", scorer: ExampleScorer, step: int) -> None:
         """A first idea of what scoring all examples takes, from chunks that grow until they take a few steps' time."""
+        started = self._clock()
         step_seconds = self._step_seconds() or 0.0
         most = min(loader.scoring_chunk_size, loader.sampler.num_examples, _LARGEST_TRIAL)
         size, previous = min(_SMALLEST_TRIAL, most), (0, 0.0)
@@ -396,6 +398,7 @@ class AutoRefresh(StepCounter):
         once = max(0.0, seconds - each * size)  # of a chunk, whatever its size
         chunks = -(-loader.sampler.num_examples // loader.scoring_chunk_size)
         self._scoring_seconds[str(scorer.score)] = chunks * once + each * loader.sampler.num_examples
+        self._trial_seconds += max(0.0, self._now(scorer) - started)
 
     def _time_once(self, scorer: ExampleScorer, data: Any) -> float:
         started = self._now(scorer)

@@ -18,6 +18,7 @@ from dasgrad.sampling import AdaptiveSampler
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.isolation import device_of
 from dasgrad.training import generators
+from dasgrad.training.ages import AgedScores
 from dasgrad.training.auto import AutoRefresh, examine
 from dasgrad.training.batch import WeightedBatch
 from dasgrad.training.diagnosis import Diagnosis
@@ -190,6 +191,8 @@ class AdaptiveLoader:
             self._beside = ScoringBesideTraining(scorer, self._score_options, num_examples, few)
         self._nonfinite = nonfinite
         self._callbacks: list[Callable[[Refresh], None]] = []
+        self._ages: AgedScores | None = None  # from the first update on
+        self._refreshed_at = 1
         self._position = 0  # batches of this pass already handed out
         self._in_flight: deque[tuple[Tensor, Tensor]] = deque()  # drawn, not yet handed out
         self._replay: deque[tuple[Tensor, Tensor]] = deque()  # draws in flight of a loaded state
@@ -369,8 +372,12 @@ class AdaptiveLoader:
 
     # --- refresh --------------------------------------------------------------------------------------
 
-    def refresh(self) -> None:
+    def refresh(self, indices: Tensor | None = None) -> None:
         """Rescore all examples now and give the scores to the sampler.
+
+        Args:
+            indices: ``[k]``, to rescore these alone, as `update` does: a random choice, or the next slice of a
+                random order.
 
         Raises:
             ValueError: for a score that is NaN or infinite, naming the example, unless ``nonfinite="keep"``.
@@ -378,7 +385,48 @@ class AdaptiveLoader:
         """
         if self.scorer is None:
             raise ValueError("`AdaptiveLoader.refresh` needs `scorer`, got None.")
-        self.rescore(self.scorer)
+        if indices is None:
+            self.rescore(self.scorer)
+        elif self.sampler.refreshed and len(indices) > 0:
+            chunks = indices.split(self.scoring_chunk_size)
+            self.update(indices, torch.cat([self.scorer(self.examples_for_scoring(chunk)) for chunk in chunks]))
+
+    def update(self, indices: Tensor, scores: Tensor, weights: Tensor | None = None) -> None:
+        """Take scores of some examples, computed just now, on one scale with the older scores of the others.
+
+        ``loader.update(batch.indices, heard.scores, batch.weights)`` takes those of a training batch from
+        `ExampleScorer.listen`. From what has become of their scores it is learned how those of the others have aged,
+        and every two per cent of the steps so far all masses are brought to the present. Where draws are uniform,
+        before the first refresh or because that was decided, there is nothing to compare with, and nothing is done.
+
+        Args:
+            indices: ``[k]``.
+            scores: theirs; NaN and infinite ones as in `refresh`.
+            weights: of the draws ``[k]``, where the examples were drawn by importance; None for a random choice.
+
+        Raises:
+            ValueError: without a scorer: the ages of scores given to the sampler itself are not known. Rescore by
+                the loader, or use `AdaptiveSampler.update`.
+        """
+        if self.scorer is None:
+            raise ValueError("`AdaptiveLoader.update` needs `scorer`, got None.")
+        sampler = self.sampler
+        if not sampler.refreshed or len(indices) == 0:
+            return
+        indices = indices.to(sampler.device)
+        scores = scores.detach().to(sampler.device, torch.float64)
+        weights = torch.ones_like(scores) if weights is None else weights.to(scores)
+        finite = torch.isfinite(scores)
+        if self._nonfinite == "keep" and not bool(finite.all()):
+            indices, scores, weights = indices[finite], scores[finite], weights[finite]
+        step, before = self.num_steps + 1, sampler.scores if self._ages is None else None
+        sampler.update(indices, scores)  # refuses what is out of range
+        if self._ages is None:
+            assert before is not None
+            self._ages = AgedScores(before, self._refreshed_at)
+        self._ages.learn(step, indices, scores, weights)
+        if self._ages.is_due(step):
+            sampler.refresh(self._ages.present(step))
 
     def rescore(self, scorer: ExampleScorer) -> float:
         """The same by a scorer that need not be the loader's own; returns the seconds it took."""
@@ -386,7 +434,7 @@ class AdaptiveLoader:
             self._beside.hold(None)  # older scores
         _wait_for(scorer.model)  # steps still under way are not scoring's
         started = time.perf_counter()
-        scores = self._give(scorer.score_dataset(**self._score_options))
+        scores = self._give(scorer.score_dataset(**self._score_options), self.num_steps + 1)
         seconds = time.perf_counter() - started
         self._tell(Refresh(self.num_steps + 1, scores, seconds, seconds))
         return seconds
@@ -398,7 +446,7 @@ class AdaptiveLoader:
         """
         assert self._beside is not None
         self.take_effect(now=True)
-        self._beside.start(scorer, self.num_steps + 1 + num_steps)
+        self._beside.start(scorer, self.num_steps + 1, self.num_steps + 1 + num_steps)
 
     @property
     def pending(self) -> bool:
@@ -417,14 +465,18 @@ class AdaptiveLoader:
             return None
         scored = self._beside.finish()
         started = time.perf_counter()
-        scores = self._give(scored.scores)
+        scores = self._give(scored.scores, scored.computed_at)
         rest = time.perf_counter() - started
         self._tell(Refresh(self.num_steps + 1, scores, scored.seconds + rest, scored.waited_seconds + rest))
         return scored
 
-    def _give(self, scores: Tensor) -> Tensor:
+    def _give(self, scores: Tensor, computed_at: int) -> Tensor:
+        """Scores of all examples as they were at a step, to the sampler."""
         scores = fill_nonfinite(scores, self.sampler, self._nonfinite)
         self.sampler.refresh(scores)
+        self._refreshed_at = computed_at
+        if self._ages is not None:
+            self._ages.refresh(self.sampler.scores, computed_at)
         return scores
 
     def _tell(self, event: Refresh) -> None:
@@ -477,6 +529,8 @@ class AdaptiveLoader:
             "weights_in_flight": [weights.clone() for _, weights in draws],
             "overlap": self.overlap,
             "pending": None if pending is None else asdict(pending),
+            "refreshed_at": self._refreshed_at,
+            "ages": None if self._ages is None else self._ages.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -505,7 +559,10 @@ class AdaptiveLoader:
             (indices.to(device), weights.to(device))
             for indices, weights in zip(state_dict["indices_in_flight"], state_dict["weights_in_flight"], strict=True)
         )
+        aged = state_dict.get("ages")  # states from before it was kept have none
+        ages = None if aged is None else AgedScores.from_state_dict(aged, device)
         self.sampler.load_state_dict(state_dict["sampler"])  # the last one that can refuse
+        self._ages, self._refreshed_at = ages, int(state_dict.get("refreshed_at", 1))
         self._schedule.load_state_dict(state_dict["schedule"])
         if self._beside is not None:
             self._beside.hold(scored)

@@ -47,6 +47,8 @@ class Scored:
 
     scores: Tensor
     """``[n]``, as the scorer gave them."""
+    computed_at: int
+    """The step, counted from 1, before whose draw the snapshot was taken."""
     step: int
     """Before whose draw they take effect."""
     score: str
@@ -108,8 +110,8 @@ class ScoringBesideTraining:
         """Whether a scoring goes on at this moment."""
         return self._job is not None and self._job.running
 
-    def start(self, scorer: ExampleScorer, step: int) -> None:
-        """Score the model as it is now, by its scorer or a cheaper one, for scores that take effect at a step.
+    def start(self, scorer: ExampleScorer, now: int, step: int) -> None:
+        """Score the model as it is now, by its scorer or a cheaper one, for scores that take effect at a later step.
 
         Raises:
             TypeError: for a model that cannot be copied.
@@ -120,7 +122,7 @@ class ScoringBesideTraining:
         device = device_of(twin.model)
         if device.type == "cuda" and (self._stream is None or self._stream.device != device):
             self._stream = torch.cuda.Stream(device)
-        self._job = job = _Job(twin, self._options, self._num_examples, step, self._stream)
+        self._job = job = _Job(twin, self._options, self._num_examples, now, step, self._stream)
         # Where this object is let go of, and where the interpreter comes to its end.
         job.abandoning = weakref.finalize(self, job.abandon)
         if self._random:
@@ -203,10 +205,12 @@ class _Job:
         twin: ExampleScorer,
         options: Mapping[str, Any],
         num_examples: int,
+        now: int,
         step: int,
         stream: torch.cuda.Stream | None,
     ) -> None:
         self.step = step
+        self._now = now
         self.error: BaseException | None = None
         self.abandoning: weakref.finalize[..., Any] | None = None
         self.waited_seconds = 0.0
@@ -283,7 +287,8 @@ class _Job:
         assert self._scores is not None
         if self._stream is not None:
             self._scores.record_stream(torch.cuda.current_stream(self._stream.device))
-        return Scored(self._scores, self.step, str(self._twin.score), self._seconds, self.waited_seconds)
+        score = str(self._twin.score)
+        return Scored(self._scores, self._now, self.step, score, self._seconds, self.waited_seconds)
 
     def abandon(self) -> None:
         """Stop after the chunk that is being scored."""
