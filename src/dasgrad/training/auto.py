@@ -208,11 +208,12 @@ class AutoRefresh(StepCounter):
 
     def _affordable(self, loader: "AdaptiveLoader", seconds: float) -> int:
         """How many examples to look at, with so many seconds until the next look."""
-        least = self._num_audited
+        num_examples = max(2, loader.sampler.num_examples)
+        least = min(self._num_audited, num_examples)
         if not self._look_seconds:
             return least
         each = self._look_seconds / self._num_looked_at
-        most = min(_LARGEST_AUDIT, _AUDIT_GROWTH * self._num_looked_at, loader.sampler.num_examples)
+        most = min(_LARGEST_AUDIT, _AUDIT_GROWTH * self._num_looked_at, num_examples)
         return max(least, min(most, int(self._allowed() * seconds / each)))
 
     def audit(self, loader: "AdaptiveLoader", step: int, number: int) -> "_Found":
