@@ -17,8 +17,9 @@ void dasgrad_own_outer64(const double*, const double*, int64_t, int64_t, int64_t
                          double*);
 void dasgrad_polynomial32(const float*, int64_t, int64_t, const float*, const float*, double*);
 void dasgrad_polynomial64(const double*, int64_t, int64_t, const double*, const double*, double*);
-void dasgrad_quadratic32(const float*, const float*, int64_t, int64_t, int64_t, const float*, double*);
-void dasgrad_quadratic64(const double*, const double*, int64_t, int64_t, int64_t, const double*, double*);
+void dasgrad_quadratic32(const float*, const float*, int64_t, int64_t, int64_t, const float*, const float*, double*);
+void dasgrad_quadratic64(const double*, const double*, int64_t, int64_t, int64_t, const double*, const double*,
+                         double*);
 void dasgrad_own_sparse32(const int64_t*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t,
                           const float* const*, const double*, double*);
 void dasgrad_quadratic_sparse32(const int64_t*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t,
@@ -77,20 +78,21 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
             Polynomial polynomial, double tolerance) {
   int64_t num_cases = 0;
   for (int64_t examples : {0, 1, 3, 4, 9})
-    for (int64_t rows : {1, 2, 5, 10})
+    for (int64_t rows : {1, 2, 5, 10, 257})
       for (int64_t columns : {1, 15, 16, 17, 1025})
-        for (int options = 0; options < 4; ++options) {
+        for (int options = 0; options < 4 && rows * columns < 20000; ++options) {
           const auto left = numbers<Real>(examples * rows, -1, 1), right = numbers<Real>(examples * columns, -1, 1);
           const auto floor = numbers<Real>(rows * columns, 0.1, 1), past = numbers<Real>(rows * columns, 0, 1);
           const auto decay = numbers<Real>(rows * columns, -1, 1), offset = numbers<Real>(rows * columns, -1, 1);
           const Real* arrays[4] = {floor.data(), past.data(), options & 1 ? decay.data() : nullptr,
                                    options & 2 ? offset.data() : nullptr};
           const double c[4] = {0.5, 0.25, -1.0, 1e-3};
-          std::vector<Real> gradients(examples * rows * columns), squares(examples * rows);
+          std::vector<Real> gradients(examples * rows * columns);
           std::vector<double> expected(examples), weighted(examples), totals(examples);
           for (int64_t i = 0; i < examples; ++i)
             for (int64_t o = 0; o < rows; ++o) {
-              squares[i * rows + o] = left[i * rows + o] * left[i * rows + o];
+              const double square = double(left[i * rows + o]) * left[i * rows + o];
+              if (options & 1) weighted[i] += square * past[o];
               for (int64_t k = 0; k < columns; ++k) {
                 const int64_t at = o * columns + k;
                 const double g = gradients[(i * rows + o) * columns + k] = left[i * rows + o] * right[i * columns + k];
@@ -98,7 +100,7 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
                 const double metric = std::sqrt(std::fmax(floor[at], past[at] + c[0] * seen * seen)) + c[3];
                 const double direction = arrays[3] ? offset[at] + c[1] * seen : g;
                 expected[i] += direction * direction / metric;
-                weighted[i] += double(squares[i * rows + o]) * floor[at] * right[i * columns + k] * right[i * columns + k];
+                weighted[i] += square * floor[at] * right[i * columns + k] * right[i * columns + k];
               }
             }
           dense(gradients.data(), examples, rows * columns, arrays, c, totals.data());
@@ -116,7 +118,8 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
           }
           outer(left.data(), right.data(), examples, rows, columns, arrays, c, totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], expected[i], tolerance);
-          quadratic(squares.data(), right.data(), examples, rows, columns, floor.data(), totals.data());
+          quadratic(left.data(), right.data(), examples, rows, columns, floor.data(), options & 1 ? past.data() : nullptr,
+                    totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], weighted[i], tolerance);
           std::vector<Real> inverted(rows * columns);
           inverse(floor.data(), rows * columns, 0.5, 1e-3, 2.0, inverted.data());

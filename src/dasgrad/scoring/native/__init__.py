@@ -22,7 +22,7 @@ _WORTH_A_THREAD = 2**19
 _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _DENSE = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _OUTER = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
-_QUADRATIC = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
+_QUADRATIC = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _SPARSE = [_POINTER] * 4 + [_INTEGER] * 3
 _OWN_SPARSE = (None, [*_SPARSE, _POINTER, _POINTER, _POINTER])
 _QUADRATIC_SPARSE = (None, [*_SPARSE, _POINTER, _POINTER, _POINTER])
@@ -113,18 +113,22 @@ def polynomial_entries(gradients_B: Tensor, quadratic: Tensor | None, cross: Ten
     return _in_threads(part, len(gradients), size)
 
 
-def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor) -> Tensor:
-    """``[b, o], [b, k], [o, k] -> [b]`` float64: (left²)ᵀ Q (right²), for few outputs o."""
-    squares, right, quadratic = left_B.square(), right_B.contiguous(), quadratic.contiguous()
+def quadratic_outer_products(
+    left_B: Tensor, right_B: Tensor, quadratic: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """``[b, o], [b, k], [o, k], [o] -> [b]`` float64: (left²)ᵀ (Q (right²) + bias), for small layers."""
+    left, right, quadratic = left_B.contiguous(), right_B.contiguous(), quadratic.contiguous()
     num_rows, num_columns = quadratic.shape
-    assert squares.dtype == right.dtype == quadratic.dtype
-    assert (squares.shape[1], right.shape[1]) == (num_rows, num_columns)
+    assert left.dtype == right.dtype == quadratic.dtype
+    assert (left.shape[1], right.shape[1]) == (num_rows, num_columns)
+    assert bias is None or (bias.dtype == left.dtype and bias.shape == (num_rows,) and bias.is_contiguous())
     function = getattr(_library, f"dasgrad_quadratic{_BITS[right.dtype]}")
 
-    lefts, rights, matrix = _rows(squares), _rows(right), quadratic.data_ptr()
+    lefts, rights = _rows(left), _rows(right)
+    terms = quadratic.data_ptr(), None if bias is None else bias.data_ptr()
 
     def part(first: int, last: int, totals: Rows) -> None:
-        function(lefts(first), rights(first), last - first, num_rows, num_columns, matrix, totals(first))
+        function(lefts(first), rights(first), last - first, num_rows, num_columns, *terms, totals(first))
 
     return _in_threads(part, len(right), num_columns * num_rows // 8)
 
