@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dasgrad.scoring import sums
-from dasgrad.scoring.calls import Call
+from dasgrad.scoring.calls import Call, Layer
 from dasgrad.scoring.forms import Form, Outer
 from dasgrad.scoring.measures import Measure
 from dasgrad.scoring.shortcut import LinearShortcut
@@ -52,6 +52,7 @@ class Collector:
         self._timed = timed
         self._tape: Following | None = None
         self._shares: dict[str, Tensor] = {}
+        self._of_layers: list[Tensor] = []
         self._repeated: dict[str, list[Form]] = {}
         self.shortcut = LinearShortcut(measures)
         self.rules: dict[str, str] = {}
@@ -60,6 +61,7 @@ class Collector:
     def attach(self, tape: Following) -> None:
         """Forget what was collected, and take what this tape brings."""
         self._tape = tape
+        self._of_layers.clear()
         for found in (self._shares, self._repeated, self.shortcut.products, self.rules, self.seconds):
             found.clear()
 
@@ -85,6 +87,16 @@ class Collector:
                 self.rules[name] = call.kind
         call.release()
 
+    def take_matrix(self, layer: Layer, x: Tensor, gradient: Tensor) -> None:
+        """Take a linear layer's input, one row an example, and the gradient at its output, for the total alone."""
+        share = None
+        if self._factors is None or self._in_the_end:
+            share = self.shortcut.share(layer.names, x, gradient)
+        if share is None:
+            self(layer.call((0,), (x,), {}), gradient)
+        else:
+            self._of_layers.append(share)
+
     def finish(self) -> dict[str, Tensor]:
         """By parameter what was collected, ``[B]``; the irregular ones left out."""
         assert self._tape is not None
@@ -95,12 +107,12 @@ class Collector:
 
     def total(self) -> Tensor:
         """``[B]`` float64: what was collected of all parameters, beside what they have without any gradient."""
-        total = torch.zeros(self._num_examples, dtype=torch.float64, device=next(iter(self._measures.values())).device)
-        for share in self.finish().values():
-            total += share
-        if self._in_the_end and self._factors is not None:
-            total /= self._factors.double().square()
-        return total
+        shares = [*self._of_layers, *self.finish().values()]
+        device = next(iter(self._measures.values())).device
+        total = shares.pop().double() if shares else torch.zeros(self._num_examples, dtype=torch.float64, device=device)
+        for share in shares:
+            total = total + share
+        return total / self._factors / self._factors if self._in_the_end and self._factors is not None else total
 
     def _measure(self, name: str, form: Form) -> None:
         started = self._clock()

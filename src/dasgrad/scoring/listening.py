@@ -1,7 +1,7 @@
 """Scores for free: a training batch's scores out of its own backward pass."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -63,16 +63,12 @@ class Ear:
         """What is known of passes of a kind; None where they need a tape."""
         return self._plans.get(key)
 
-    @contextmanager
-    def hear_known(
-        self, plan: Plan, measures: Mapping[str, Measure], factors: Tensor
-    ) -> Iterator[tuple[KnownPass, Collector]]:
-        """Follow a pass by hooks; what was collected counts if there is no doubt in the end."""
+    def hear_known(self, plan: Plan, measures: Mapping[str, Measure], factors: Tensor) -> tuple[KnownPass, Collector]:
+        """A context that follows a pass by hooks; what was collected counts if there is no doubt in the end."""
         collector = Collector(measures, len(factors), factors)
         known = KnownPass(plan, len(factors), collector)
         collector.attach(known)
-        with known.following():
-            yield known, collector
+        return known, collector
 
     @contextmanager
     def hear_new(
@@ -83,8 +79,8 @@ class Ear:
         tape = self._engine.tape(model, plan.params, plan.params, collector)
         plan.layers.extend(tape.layers)
         plan.dims.update(self._engine.dims)
-        with tape.following(len(factors)), ExitStack() as stack:
-            found = stack.enter_context(self.hear_known(plan, measures, factors)) if key not in self._plans else None
+        found = self.hear_known(plan, measures, factors) if key not in self._plans else None
+        with tape.following(len(factors)), nullcontext() if found is None else found[0]:
             yield collector
         self._engine.irregular.update(tape.irregular)
         if found is not None:

@@ -22,7 +22,13 @@ from dasgrad.moments import BuiltinMoments
 from dasgrad.scoring import kernels, native, own
 from dasgrad.scoring.forms import Dense, Form, Outer, Rows, Slice, SparseOuter
 from dasgrad.scoring.own import OwnTerms, rows_of
-from dasgrad.scoring.preconditioned import Preconditioner, Preconditioning, inverse_metric, squared_norms
+from dasgrad.scoring.preconditioned import (
+    Preconditioner,
+    Preconditioning,
+    inverse_metric,
+    read_curvature,
+    squared_norms,
+)
 from dasgrad.scoring.workspace import Workspace
 
 _BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
@@ -69,6 +75,10 @@ class Measure(ABC):
     def polynomial(self) -> tuple[Tensor | None, Tensor | None]:
         """Q and C where Σₖ fₖ(gₖ) − fₖ(0) = Σₖ Qₖ gₖ² + Cₖ gₖ, C None where it is 0; twice None where it is not so."""
         return None, None
+
+    def curvature(self) -> native.Curvature | None:
+        """What the core computes Q from, where Q is all; None where it is not so."""
+        return None
 
     @property
     def homogeneous(self) -> bool:
@@ -281,6 +291,17 @@ class QuadraticMeasure(Measure):
         )
 
 
+class FrozenMeasure(QuadraticMeasure):
+    """g²/H with the metric as it stands."""
+
+    def __init__(self, view: Preconditioning, workspace: Workspace) -> None:
+        super().__init__(view.param.shape, view.param.device, workspace, partial(_inverse, view))
+        self._view = view
+
+    def curvature(self) -> native.Curvature | None:
+        return read_curvature(self._view, _state(self._view))
+
+
 class ElementwiseMeasure(Measure):
     """Any fₖ: the metric with the example's own gradient in it, a user's own moments, or H = 0 somewhere."""
 
@@ -381,7 +402,7 @@ def step_measure(
     if not polynomial or (view.eps < _SMALLEST_EPS and moments.keys):
         return ElementwiseMeasure(view, preconditioner, momentum, workspace)
     if not momentum:
-        return QuadraticMeasure(param.shape, param.device, workspace, partial(_inverse, view))
+        return FrozenMeasure(view, workspace)
     assert isinstance(moments, BuiltinMoments)
     state, inverse = _state(view), _inverse(view)
     decay = view.coupled_decay * param.detach().to(inverse.dtype)

@@ -95,16 +95,25 @@ def read_optimizer(optimizer: Optimizer) -> dict[int, Preconditioning]:
     return found
 
 
+def read_curvature(view: Preconditioning, state: Mapping[str, Tensor]) -> native.Curvature | None:
+    """What the core computes lr_share/H from; None where it cannot."""
+    moments = view.moments
+    if type(moments).metric is not Moments.metric:
+        return None
+    curvature = moments.psi(state, view.now)
+    if curvature.shape != view.param.shape or not curvature.is_contiguous() or not native.supports(curvature):
+        return None
+    correction = float(moments.corrections(view.now)[1]) if view.bias_correction else 1.0
+    return curvature, (correction**-0.5, view.eps, view.lr_share)
+
+
 def inverse_metric(view: Preconditioning, state: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     """lr_share/H in the parameter's shape, for the metric as it stands."""
-    moments, now, param = view.moments, view.now, view.param
-    if type(moments).metric is Moments.metric:
-        curvature = moments.psi(state, now)
-        if curvature.shape == param.shape and curvature.is_contiguous() and native.supports(curvature):
-            correction = float(moments.corrections(now)[1]) if now.bias_correction else 1.0
-            return native.inverse_metric(curvature, correction**-0.5, view.eps, view.lr_share)
-    inverse = moments.metric(state, now).to(device=param.device, dtype=dtype).reciprocal()
-    return (inverse if view.lr_share == 1 else inverse.mul_(view.lr_share)).expand(param.shape)
+    found = read_curvature(view, state)
+    if found is not None:
+        return native.inverse_metric(found[0], *found[1])
+    inverse = view.moments.metric(state, view.now).to(device=view.param.device, dtype=dtype).reciprocal()
+    return (inverse if view.lr_share == 1 else inverse.mul_(view.lr_share)).expand(view.param.shape)
 
 
 def squared_norms(gradients_B: Tensor, view: Preconditioning, preconditioner: Preconditioner, momentum: bool) -> Tensor:

@@ -210,7 +210,8 @@ class ExampleScorer:
         measures = self._measures(params)
         factors = batch.weights.to(next(iter(params.values())).device) * (scale / max(1, len(batch.weights)))
         if plan is not None:
-            with self._ear.hear_known(plan, measures, factors) as (known, collector):
+            known, collector = self._ear.hear_known(plan, measures, factors)
+            with known:
                 yield heard
             if known.sure:
                 heard.fill(self._roots(add_bases(measures, collector.total()), params))

@@ -14,6 +14,7 @@ from torch import Tensor
 from dasgrad import shared_library
 from dasgrad.scoring.forms import SparseOuter
 from dasgrad.scoring.native import threads
+from dasgrad.scoring.workspace import Workspace
 
 FEW_OUTPUTS = 32
 """Up to so many outputs `quadratic_outer_products` is faster than a matrix product."""
@@ -28,10 +29,25 @@ _OWN_SPARSE = (None, [*_SPARSE, _POINTER, _POINTER, _POINTER])
 _QUADRATIC_SPARSE = (None, [*_SPARSE, _POINTER, _POINTER, _POINTER])
 _LINEAR = (None, [_POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
 _INVERSE = (None, [_POINTER, _INTEGER, ctypes.c_double, ctypes.c_double, ctypes.c_double, _POINTER])
+
+
+class _FrozenLayer(ctypes.Structure):
+    """As in measures.cpp."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("left", "right", "weight", "bias", "inverse", "totals")),
+        *((name, _INTEGER) for name in ("num_examples", "num_rows", "num_columns")),
+        ("coefficients", ctypes.c_double * 6),
+    )
+
+
+_LAYER = (None, [ctypes.POINTER(_FrozenLayer), ctypes.POINTER(threads.Threads)])
 _library = shared_library.load(
     Path(__file__).parent,
     "measures",
     {
+        "dasgrad_frozen_layer32": _LAYER,
+        "dasgrad_frozen_layer64": _LAYER,
         "dasgrad_inverse_metric32": _INVERSE,
         "dasgrad_inverse_metric64": _INVERSE,
         "dasgrad_linear_with_squares16": _LINEAR,
@@ -113,22 +129,18 @@ def polynomial_entries(gradients_B: Tensor, quadratic: Tensor | None, cross: Ten
     return _in_threads(part, len(gradients), size)
 
 
-def quadratic_outer_products(
-    left_B: Tensor, right_B: Tensor, quadratic: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    """``[b, o], [b, k], [o, k], [o] -> [b]`` float64: (left²)ᵀ (Q (right²) + bias), for small layers."""
+def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor) -> Tensor:
+    """``[b, o], [b, k], [o, k] -> [b]`` float64: (left²)ᵀ Q (right²), for few outputs o."""
     left, right, quadratic = left_B.contiguous(), right_B.contiguous(), quadratic.contiguous()
     num_rows, num_columns = quadratic.shape
     assert left.dtype == right.dtype == quadratic.dtype
     assert (left.shape[1], right.shape[1]) == (num_rows, num_columns)
-    assert bias is None or (bias.dtype == left.dtype and bias.shape == (num_rows,) and bias.is_contiguous())
     function = getattr(_library, f"dasgrad_quadratic{_BITS[right.dtype]}")
 
-    lefts, rights = _rows(left), _rows(right)
-    terms = quadratic.data_ptr(), None if bias is None else bias.data_ptr()
+    lefts, rights, matrix = _rows(left), _rows(right), quadratic.data_ptr()
 
     def part(first: int, last: int, totals: Rows) -> None:
-        function(lefts(first), rights(first), last - first, num_rows, num_columns, *terms, totals(first))
+        function(lefts(first), rights(first), last - first, num_rows, num_columns, matrix, None, totals(first))
 
     return _in_threads(part, len(right), num_columns * num_rows // 8)
 
@@ -173,6 +185,32 @@ def inverse_metric(curvature: Tensor, scale: float, eps: float, share: float) ->
     function = getattr(_library, f"dasgrad_inverse_metric{_BITS[curvature.dtype]}")
     function(curvature.data_ptr(), curvature.numel(), scale, eps, share, inverse.data_ptr())
     return inverse
+
+
+Curvature = tuple[Tensor, tuple[float, float, float]]
+"""A contiguous v, and scale, eps and share of `inverse_metric`."""
+
+
+def frozen_layer(
+    left_B: Tensor, right_B: Tensor, weight: Curvature, bias: Curvature | None, workspace: Workspace
+) -> Tensor:
+    """``[B, o], [B, k] -> [B]`` float64: (left²)ᵀ(Q right² + q), Q and q the inverse metrics of weight and bias."""
+    left, right, curvature = left_B.contiguous(), right_B.contiguous(), weight[0]
+    num_examples, num_rows, num_columns = left.shape[0], *curvature.shape
+    assert left.dtype == right.dtype == curvature.dtype
+    assert left.shape == (num_examples, num_rows)
+    assert right.shape == (num_examples, num_columns)
+    assert bias is None or (bias[0].dtype == left.dtype and bias[0].shape == (num_rows,))
+    inverse = workspace.take("inverse metrics", (num_rows * (num_columns + 1),), curvature)
+    totals = torch.empty(num_examples, dtype=torch.float64)
+    layer = _FrozenLayer(
+        left.data_ptr(), right.data_ptr(), curvature.data_ptr(), None if bias is None else bias[0].data_ptr(),
+        inverse.data_ptr(), totals.data_ptr(), num_examples, num_rows, num_columns,
+        (*weight[1], *(bias or weight)[1]),
+    )  # fmt: skip
+    function = getattr(_library, f"dasgrad_frozen_layer{_BITS[left.dtype]}")
+    function(layer, threads.of_torch(_worthwhile_threads(num_examples * num_rows * num_columns // 8)))
+    return totals
 
 
 def own_sparse_products(left_B: Tensor, right: SparseOuter, arrays: Arrays, coefficients: Coefficients) -> Tensor:
@@ -224,7 +262,11 @@ def _rows(matrix: Tensor) -> Rows:
 def _in_threads(part: Callable[[int, int, Rows], None], num_examples: int, size: int) -> Tensor:
     """Totals of all examples, shared out over as many threads as torch uses."""
     totals = torch.empty(num_examples, dtype=torch.float64)
-    num_threads = max(1, min(torch.get_num_threads(), num_examples * size // _WORTH_A_THREAD))
     places = _rows(totals)
+    num_threads = _worthwhile_threads(num_examples * size)
     threads.share_out(lambda first, last: part(first, last, places), num_examples, num_threads)
     return totals
+
+
+def _worthwhile_threads(num_entries: int) -> int:
+    return max(1, min(torch.get_num_threads(), num_entries // _WORTH_A_THREAD))

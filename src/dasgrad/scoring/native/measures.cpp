@@ -22,6 +22,9 @@
 //
 // `inverse_metric`: share / (scale sqrt(v) + eps), the metric's inverse, in one pass.
 //
+// `frozen_layer`: both of these for a layer's weight and bias in one call, from v to what the layer adds to each example,
+// for training steps so small that calls take longer than their arithmetic. It is given the caller's threads.
+//
 // Nothing is allocated or remembered between calls, and arguments are checked by the caller.
 
 #include <cmath>
@@ -499,6 +502,71 @@ DASGRAD_CLONES void quadratic64(const double* left, const double* right, int64_t
   sum_quadratic(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
 }
 
+DASGRAD_INLINE void invert(const float* v, int64_t size, const double* c, float* inverse) {
+  invert32(v, size, float(c[0]), float(c[1]), float(c[2]), inverse);
+}
+DASGRAD_INLINE void invert(const double* v, int64_t size, const double* c, double* inverse) {
+  invert64(v, size, c[0], c[1], c[2], inverse);
+}
+DASGRAD_INLINE void quadratic(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
+                              int64_t num_columns, const float* matrix, const float* bias, double* totals) {
+  quadratic32(left, right, num_examples, num_rows, num_columns, matrix, bias, totals);
+}
+DASGRAD_INLINE void quadratic(const double* left, const double* right, int64_t num_examples, int64_t num_rows,
+                              int64_t num_columns, const double* matrix, const double* bias, double* totals) {
+  quadratic64(left, right, num_examples, num_rows, num_columns, matrix, bias, totals);
+}
+
+// The OpenMP that the caller computes with, by its own functions; `parallel` null: this thread alone.
+struct Threads {
+  void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
+  int (*rank)();
+  int (*size)();
+  int64_t number;
+};
+
+// part(first, last) for all of [0, number).
+template <typename Part>
+void share_out(const Threads& threads, int64_t number, const Part& part) {
+  if (!threads.parallel || threads.number <= 1) return part(0, number);
+  struct Work {
+    const Threads& threads;
+    int64_t number;
+    const Part& part;
+  } work = {threads, number, part};
+  threads.parallel(
+      [](void* argument) {
+        const Work& w = *static_cast<const Work*>(argument);
+        const int64_t rank = w.threads.rank(), size = w.threads.size();
+        w.part(w.number * rank / size, w.number * (rank + 1) / size);
+      },
+      &work, unsigned(threads.number), 0);
+}
+
+template <typename Real>
+struct FrozenLayer {
+  const Real *left, *right;    // [num_examples, num_rows], [num_examples, num_columns]
+  const Real *weight, *bias;   // v of each; bias null: none is scored
+  Real* inverse;               // room for both metrics
+  double* totals;              // [num_examples]
+  int64_t num_examples, num_rows, num_columns;
+  double coefficients[2][3];   // scale, eps and share of weight and bias
+};
+
+template <typename Real>
+void measure_layer(const FrozenLayer<Real>& layer, const Threads& threads) {
+  const int64_t size = layer.num_rows * layer.num_columns;
+  Real* bias = layer.bias ? layer.inverse + size : nullptr;
+  if (bias) invert(layer.bias, layer.num_rows, layer.coefficients[1], bias);
+  share_out(threads, size, [&](int64_t first, int64_t last) {
+    invert(layer.weight + first, last - first, layer.coefficients[0], layer.inverse + first);
+  });
+  share_out(threads, layer.num_examples, [&](int64_t first, int64_t last) {
+    quadratic(layer.left + first * layer.num_rows, layer.right + first * layer.num_columns, last - first,
+              layer.num_rows, layer.num_columns, layer.inverse, bias, layer.totals + first);
+  });
+}
+
 DASGRAD_CLONES void linear16(const Bfloat16* x, int64_t num_examples, const Layer<float>& layer) {
   multiply_and_square(x, num_examples, layer);
 }
@@ -594,6 +662,14 @@ DASGRAD_EXPORT void dasgrad_quadratic64(const double* left, const double* right,
                                         int64_t num_rows, int64_t num_columns, const double* quadratic,
                                         const double* bias, double* totals) {
   quadratic64(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_frozen_layer32(const FrozenLayer<float>* layer, const Threads* threads) {
+  measure_layer(*layer, *threads);
+}
+
+DASGRAD_EXPORT void dasgrad_frozen_layer64(const FrozenLayer<double>* layer, const Threads* threads) {
+  measure_layer(*layer, *threads);
 }
 
 // `coefficients`: gain, slope, sign, eps. `arrays`: floor, past, decay or null, offset or null.
