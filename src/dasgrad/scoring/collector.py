@@ -52,7 +52,7 @@ class Collector:
         self._timed = timed
         self._tape: Following | None = None
         self._shares: dict[str, Tensor] = {}
-        self._of_layers: list[Tensor] = []
+        self._of_layers: Tensor | None = None
         self._repeated: dict[str, list[Form]] = {}
         self.shortcut = LinearShortcut(measures)
         self.rules: dict[str, str] = {}
@@ -61,7 +61,7 @@ class Collector:
     def attach(self, tape: Following) -> None:
         """Forget what was collected, and take what this tape brings."""
         self._tape = tape
-        self._of_layers.clear()
+        self._of_layers = None
         for found in (self._shares, self._repeated, self.shortcut.products, self.rules, self.seconds):
             found.clear()
 
@@ -91,11 +91,11 @@ class Collector:
         """Take a linear layer's input, one row an example, and the gradient at its output, for the total alone."""
         share = None
         if self._factors is None or self._in_the_end:
-            share = self.shortcut.share(layer.names, x, gradient)
+            share = self.shortcut.add_share(layer.names, x, gradient, self._of_layers)
         if share is None:
             self(layer.call((0,), (x,), {}), gradient)
         else:
-            self._of_layers.append(share)
+            self._of_layers = share
 
     def finish(self) -> dict[str, Tensor]:
         """By parameter what was collected, ``[B]``; the irregular ones left out."""
@@ -107,10 +107,11 @@ class Collector:
 
     def total(self) -> Tensor:
         """``[B]`` float64: what was collected of all parameters, beside what they have without any gradient."""
-        shares = [*self._of_layers, *self.finish().values()]
-        device = next(iter(self._measures.values())).device
-        total = shares.pop().double() if shares else torch.zeros(self._num_examples, dtype=torch.float64, device=device)
-        for share in shares:
+        total = self._of_layers
+        if total is None:
+            device = next(iter(self._measures.values())).device
+            total = torch.zeros(self._num_examples, dtype=torch.float64, device=device)
+        for share in self.finish().values():
             total = total + share
         return total / self._factors / self._factors if self._in_the_end and self._factors is not None else total
 

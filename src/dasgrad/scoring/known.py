@@ -75,6 +75,8 @@ class Plan:
     """By parameter, the dimension of its layer's output that runs over the examples."""
     routes: dict[str, Route] = field(default_factory=dict)
     """By parameter, the way to it from its layer's output."""
+    dims_of_layers: dict[int, int | None] = field(default_factory=dict)
+    """By the ``id`` of a layer, the one dimension for all of its parameters."""
     switches: list["Switch"] = field(default_factory=list)
     """Hooks of passes that are over, for those to come."""
 
@@ -218,8 +220,11 @@ class KnownPass:
 
     def _dim_of(self, layer: Layer) -> int | None:
         """Where the examples are in a layer's output; None where that is not one place."""
-        dims = {self._plan.dims.get(name) for name in layer.names.values()}
-        return dims.pop() if len(dims) == 1 else None
+        found = self._plan.dims_of_layers
+        if id(layer) not in found:
+            dims = {self._plan.dims.get(name) for name in layer.names.values()}
+            found[id(layer)] = dims.pop() if len(dims) == 1 else None
+        return found[id(layer)]
 
     def _learn(self, layer: Layer, output: Tensor) -> None:
         params = {id(self._plan.params[name]): name for name in layer.names.values()}

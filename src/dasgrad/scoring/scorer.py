@@ -358,7 +358,7 @@ class ExampleScorer:
 
     def _precise(self, params: Mapping[str, Tensor]) -> torch.dtype:
         """At least float32, and no less than the passes are computed in."""
-        dtypes = [param.dtype for param in params.values()] if self._dtype is None else [self._dtype]
+        dtypes = {param.dtype for param in params.values()} if self._dtype is None else {self._dtype}
         return functools.reduce(torch.promote_types, dtypes, torch.float32)
 
     def _measures(self, params: Mapping[str, Tensor]) -> dict[str, Measure]:

@@ -46,13 +46,16 @@ class LinearShortcut:
             return None
         return output
 
-    def share(self, names: Mapping[str, str], x: Tensor, gradient: Tensor) -> Tensor | None:
+    def add_share(
+        self, names: Mapping[str, str], x: Tensor, gradient: Tensor, before: Tensor | None
+    ) -> Tensor | None:
         """``[B, k], [B, o] -> [B]`` float64: the share of a small layer's parameters; None where each is to be asked.
 
         Args:
             names: of the scored ones among its weight and bias, as measures know them.
             x: the layer's input.
             gradient: at its output.
+            before: the share of other layers, ``[B]`` float64, to be added; None is 0.
         """
         if "weight" not in names or not native.supports(x) or gradient.dtype != x.dtype:
             return None
@@ -63,4 +66,4 @@ class LinearShortcut:
         bias = self._measures[names["bias"]].curvature() if "bias" in names else None
         if weight is None or weight[0].dtype != x.dtype or ("bias" in names and bias is None):
             return None
-        return native.frozen_layer(gradient, x, weight, bias, measure.workspace)
+        return native.frozen_layer(gradient, x, weight, bias, measure.workspace, before)

@@ -35,9 +35,9 @@ class _FrozenLayer(ctypes.Structure):
     """As in measures.cpp."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("left", "right", "weight", "bias", "inverse", "totals")),
+        *((name, _POINTER) for name in ("left", "right", "weight", "bias", "inverse", "before", "totals")),
         *((name, _INTEGER) for name in ("num_examples", "num_rows", "num_columns")),
-        ("coefficients", ctypes.c_double * 6),
+        *((f"{name}_of_{part}", ctypes.c_double) for part in ("weight", "bias") for name in ("scale", "eps", "share")),
     )
 
 
@@ -192,21 +192,30 @@ Curvature = tuple[Tensor, tuple[float, float, float]]
 
 
 def frozen_layer(
-    left_B: Tensor, right_B: Tensor, weight: Curvature, bias: Curvature | None, workspace: Workspace
+    left_B: Tensor,
+    right_B: Tensor,
+    weight: Curvature,
+    bias: Curvature | None,
+    workspace: Workspace,
+    before: Tensor | None = None,
 ) -> Tensor:
-    """``[B, o], [B, k] -> [B]`` float64: (left²)ᵀ(Q right² + q), Q and q the inverse metrics of weight and bias."""
+    """``[B, o], [B, k] -> [B]`` float64: (left²)ᵀ(Q right² + q), Q and q the inverse metrics of weight and bias.
+
+    What other layers added before, ``[B]`` float64, is added to it.
+    """
     left, right, curvature = left_B.contiguous(), right_B.contiguous(), weight[0]
-    num_examples, num_rows, num_columns = left.shape[0], *curvature.shape
+    num_examples, (num_rows, num_columns) = len(left), curvature.shape
     assert left.dtype == right.dtype == curvature.dtype
     assert left.shape == (num_examples, num_rows)
     assert right.shape == (num_examples, num_columns)
     assert bias is None or (bias[0].dtype == left.dtype and bias[0].shape == (num_rows,))
+    assert before is None or (before.dtype == torch.float64 and before.shape == (num_examples,))
     inverse = workspace.take("inverse metrics", (num_rows * (num_columns + 1),), curvature)
     totals = torch.empty(num_examples, dtype=torch.float64)
     layer = _FrozenLayer(
         left.data_ptr(), right.data_ptr(), curvature.data_ptr(), None if bias is None else bias[0].data_ptr(),
-        inverse.data_ptr(), totals.data_ptr(), num_examples, num_rows, num_columns,
-        (*weight[1], *(bias or weight)[1]),
+        inverse.data_ptr(), None if before is None else before.data_ptr(), totals.data_ptr(), num_examples, num_rows,
+        num_columns, *weight[1], *(bias or weight)[1],
     )  # fmt: skip
     function = getattr(_library, f"dasgrad_frozen_layer{_BITS[left.dtype]}")
     function(layer, threads.of_torch(_worthwhile_threads(num_examples * num_rows * num_columns // 8)))

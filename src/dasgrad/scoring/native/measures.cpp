@@ -548,6 +548,7 @@ struct FrozenLayer {
   const Real *left, *right;    // [num_examples, num_rows], [num_examples, num_columns]
   const Real *weight, *bias;   // v of each; bias null: none is scored
   Real* inverse;               // room for both metrics
+  const double* before;        // [num_examples], what other layers added; null: nothing
   double* totals;              // [num_examples]
   int64_t num_examples, num_rows, num_columns;
   double coefficients[2][3];   // scale, eps and share of weight and bias
@@ -564,6 +565,8 @@ void measure_layer(const FrozenLayer<Real>& layer, const Threads& threads) {
   share_out(threads, layer.num_examples, [&](int64_t first, int64_t last) {
     quadratic(layer.left + first * layer.num_rows, layer.right + first * layer.num_columns, last - first,
               layer.num_rows, layer.num_columns, layer.inverse, bias, layer.totals + first);
+    if (layer.before)
+      for (int64_t i = first; i < last; ++i) layer.totals[i] += layer.before[i];
   });
 }
 

@@ -6,6 +6,7 @@ OpenMP library that torch has loaded; where that is not the GNU one, to threads 
 """
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,7 @@ class Threads(ctypes.Structure):
     )
 
 
+@functools.cache
 def of_torch(number: int) -> Threads:
     """So many of torch's threads."""
     return Threads(*_ADDRESSES, number)
