@@ -107,13 +107,26 @@ class Collector:
 
     def total(self) -> Tensor:
         """``[B]`` float64: what was collected of all parameters, beside what they have without any gradient."""
-        total = self._of_layers
-        if total is None:
-            device = next(iter(self._measures.values())).device
-            total = torch.zeros(self._num_examples, dtype=torch.float64, device=device)
-        for share in self.finish().values():
-            total = total + share
+        total = self._sum()
         return total / self._factors / self._factors if self._in_the_end and self._factors is not None else total
+
+    def lengths(self) -> Tensor:
+        """``[B]`` float64: the roots of totals, with what parameters have without any gradient."""
+        if self._in_the_end and self._factors is not None:
+            return self._sum().sqrt() / self._factors
+        return add_bases(self._measures, self.total()).clamp_(min=0.0).sqrt_()
+
+    def _sum(self) -> Tensor:
+        shares = list(self.finish().values()) if self._shares or self._repeated else []
+        if self._of_layers is not None:
+            shares.append(self._of_layers)
+        if not shares:
+            device = next(iter(self._measures.values())).device
+            return torch.zeros(self._num_examples, dtype=torch.float64, device=device)
+        total = shares.pop().double()
+        for share in shares:
+            total = total + share
+        return total
 
     def _measure(self, name: str, form: Form) -> None:
         started = self._clock()
@@ -127,3 +140,11 @@ class Collector:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.perf_counter()
+
+
+def add_bases(measures: Mapping[str, Measure], total: Tensor) -> Tensor:
+    """``total``, ``[B]``, and the squares of examples with no gradient at all."""
+    for measure in measures.values():
+        if (base := measure.base()) is not None:
+            total = total + base
+    return total

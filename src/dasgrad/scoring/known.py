@@ -14,6 +14,7 @@ use of the parameter, wherever it is, makes a sum, and a sum is another tensor. 
 Anything else is a doubt, and what was heard is not used.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -36,7 +37,7 @@ _TRANSPOSITION = "TBackward0"
 class Route:
     """The way through the graph from a layer's output to one of its parameters."""
 
-    kinds: tuple[type, ...]
+    kinds: tuple[Any, ...]
     """Of the nodes on the way."""
     edges: tuple[int, ...]
     """Which edge of each leads on."""
@@ -110,13 +111,14 @@ class Switch:
         """Let this pass follow what happens."""
         self.known = known
         for module, number, hook in self._layers:
-            module._forward_hooks[number] = hook
-            module._forward_hooks.move_to_end(number, last=False)
+            hooks: Any = module._forward_hooks
+            hooks[number] = hook
+            hooks.move_to_end(number, last=False)
             module._forward_hooks_with_kwargs[number] = True
         for param, number, hook in self._params:
-            hooks: Any = param._backward_hooks
+            hooks = param._backward_hooks
             if hooks is None:  # somebody took away all hooks, and what they were kept in
-                raise RuntimeError("the hooks of a parameter were reset while its passes were followed.")
+                hooks = param._backward_hooks = OrderedDict()
             hooks[number] = hook
 
     def off(self) -> None:

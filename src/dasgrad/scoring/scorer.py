@@ -15,7 +15,8 @@ from dasgrad import nested
 from dasgrad.progress import Progress, show_progress
 from dasgrad.scoring import cheap
 from dasgrad.scoring.chunks import WithinMemory, read_chunks
-from dasgrad.scoring.engine import Engine, add_bases
+from dasgrad.scoring.collector import add_bases
+from dasgrad.scoring.engine import Engine
 from dasgrad.scoring.explanation import Explanation, explain
 from dasgrad.scoring.isolation import device_of, training_batch_norms, untouched, unwrap
 from dasgrad.scoring.known import Plan, structure_of
@@ -214,7 +215,7 @@ class ExampleScorer:
             with known:
                 yield heard
             if known.sure:
-                heard.fill(self._roots(add_bases(measures, collector.total()), params))
+                heard.fill(collector.lengths().to(self._precise(params)))
             else:
                 self._ear.forget(key)
                 heard.fill(self(batch.data))
@@ -230,7 +231,7 @@ class ExampleScorer:
         if self._engine.irregular:
             with untouched(self.model):
                 self._engine.add_by_fallback(function, measures, data, total)
-        heard.fill(self._roots(total, params))
+        heard.fill(total.clamp(min=0.0).sqrt().to(self._precise(params)))
 
     def explain(self, data: Any, targets: Any = None) -> Explanation:
         """Which rule serves each parameter, its share of the cost, what fell back and why, on a batch.
@@ -352,9 +353,6 @@ class ExampleScorer:
                     f"`scorer(data)` must be on the model's device, {home}, got {leaf.device}; `score_dataset` moves "
                     "its chunks by itself."
                 )
-
-    def _roots(self, squares: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        return squares.clamp_(min=0.0).sqrt_().to(self._precise(params))
 
     def _precise(self, params: Mapping[str, Tensor]) -> torch.dtype:
         """At least float32, and no less than the passes are computed in."""

@@ -14,7 +14,6 @@ from torch import Tensor
 from dasgrad.scoring import kernels, native
 from dasgrad.scoring.measures import Measure
 
-
 _SMALL = 2**18
 """Entries of a weight that stay in a core's cache while it goes through the examples a few at a time."""
 
@@ -46,9 +45,7 @@ class LinearShortcut:
             return None
         return output
 
-    def add_share(
-        self, names: Mapping[str, str], x: Tensor, gradient: Tensor, before: Tensor | None
-    ) -> Tensor | None:
+    def add_share(self, names: Mapping[str, str], x: Tensor, gradient: Tensor, before: Tensor | None) -> Tensor | None:
         """``[B, k], [B, o] -> [B]`` float64: the share of a small layer's parameters; None where each is to be asked.
 
         Args:
