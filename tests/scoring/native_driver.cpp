@@ -28,6 +28,8 @@ void dasgrad_own_sparse64(const int64_t*, const int64_t*, const double*, const d
                           const double* const*, const double*, double*);
 void dasgrad_quadratic_sparse64(const int64_t*, const int64_t*, const double*, const double*, int64_t, int64_t, int64_t,
                                 const double*, const double*, double*);
+void dasgrad_frozen_layer32(const void*, const void*);
+void dasgrad_frozen_layer64(const void*, const void*);
 void dasgrad_inverse_metric32(const float*, int64_t, double, double, double, float*);
 void dasgrad_inverse_metric64(const double*, int64_t, double, double, double, double*);
 void dasgrad_linear_with_squares16(const uint16_t*, int64_t, int64_t, int64_t, const float* const*, float* const*);
@@ -70,6 +72,55 @@ void check_linear(Linear linear, const std::vector<In>& inputs, const std::vecto
       check(squares[i * rows + o], square, tolerance);
       if (matrices[3]) check(crosses[i * rows + o], cross, tolerance);
     }
+}
+
+int rank_of_thread = 0;
+
+// As in measures.cpp.
+template <typename Real>
+struct FrozenLayer {
+  const Real *left, *right, *weight, *bias;
+  Real* inverse;
+  const double* before;
+  double* totals;
+  int64_t num_examples, num_rows, num_columns;
+  double coefficients[2][3];
+};
+struct Threads {
+  void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
+  int (*rank)();
+  int (*size)();
+  int64_t number;
+};
+
+// One after the other: what counts is that each does its part.
+void on_two_threads(void (*body)(void*), void* argument, unsigned, unsigned) {
+  for (rank_of_thread = 0; rank_of_thread < 2; ++rank_of_thread) body(argument);
+}
+
+template <typename Real, typename Layer>
+void check_layer(Layer measure, const std::vector<Real>& left, const std::vector<Real>& right, int64_t examples,
+                 int64_t rows, int64_t columns, const std::vector<Real>& weight, const Real* bias, bool threaded,
+                 double tolerance) {
+  std::vector<Real> inverse(rows * columns + (bias ? rows : 0));
+  std::vector<double> before(examples, 3.0), totals(examples);
+  const FrozenLayer<Real> layer = {left.data(), right.data(), weight.data(), bias, inverse.data(),
+                                   threaded ? before.data() : nullptr, totals.data(), examples, rows, columns,
+                                   {{0.5, 1e-3, 2.0}, {0.25, 1e-2, 3.0}}};
+  const Threads threads = {threaded ? on_two_threads : nullptr, [] { return rank_of_thread; }, [] { return 2; }, 2};
+  measure(&layer, &threads);
+  for (int64_t i = 0; i < examples; ++i) {
+    double expected = threaded ? 3.0 : 0.0;
+    for (int64_t o = 0; o < rows; ++o) {
+      const double b = left[i * rows + o];
+      if (bias) expected += b * b * 3.0 / (0.25 * std::sqrt(bias[o]) + 1e-2);
+      for (int64_t k = 0; k < columns; ++k) {
+        const double x = right[i * columns + k];
+        expected += b * b * x * x * 2.0 / (0.5 * std::sqrt(weight[o * columns + k]) + 1e-3);
+      }
+    }
+    check(totals[i], expected, tolerance);
+  }
 }
 
 template <typename Real, typename Dense, typename OuterProducts, typename Quadratic, typename Linear, typename Inverse,
@@ -121,6 +172,12 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
           quadratic(left.data(), right.data(), examples, rows, columns, floor.data(), options & 1 ? past.data() : nullptr,
                     totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], weighted[i], tolerance);
+          if constexpr (sizeof(Real) == sizeof(float))
+            check_layer<Real>(dasgrad_frozen_layer32, left, right, examples, rows, columns, floor,
+                              options & 1 ? past.data() : nullptr, options & 2, tolerance);
+          else
+            check_layer<Real>(dasgrad_frozen_layer64, left, right, examples, rows, columns, floor,
+                              options & 1 ? past.data() : nullptr, options & 2, tolerance);
           std::vector<Real> inverted(rows * columns);
           inverse(floor.data(), rows * columns, 0.5, 1e-3, 2.0, inverted.data());
           for (int64_t k = 0; k < rows * columns; ++k)

@@ -418,6 +418,20 @@ def test_hooks_somebody_took_away_are_put_back():
     model.change = Changing.used_beside_its_layer
     torch.testing.assert_close(hear(scorer, model), expected(model), rtol=1e-9, atol=1e-12)
     assert not is_known(scorer)
+    assert_no_hooks(model)
+
+
+def test_hooks_somebody_takes_away_in_the_block_are_missed():
+    def backward(loss):
+        for param in model.parameters():
+            param._backward_hooks = None
+        loss.backward()
+
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    torch.testing.assert_close(hear(scorer, model, backward), expected(model), rtol=1e-9, atol=0)
+    assert not is_known(scorer)
 
 
 def test_a_gradient_changed_at_a_layers_output_is_heard_as_its_parameters_get_it():

@@ -91,20 +91,15 @@ class Switch:
 
     def __init__(self, plan: Plan) -> None:
         self.known: KnownPass | None = None
-        self._handles: list[Any] = []
         self._layers: list[tuple[nn.Module, int, Any]] = []
         self._params: list[tuple[Tensor, int, Any]] = []
         for layer in plan.layers:
-            # First of all hooks, so that a hook of the user's that changes the output comes after.
             hook: Any = partial(self._called, layer)
-            handle = layer.module.register_forward_hook(hook, prepend=True, with_kwargs=True)
+            handle = layer.module.register_forward_hook(hook, with_kwargs=True)
             self._layers.append((layer.module, handle.id, hook))
-            self._handles.append(handle)
         for name, param in plan.params.items():
             hook = partial(self._arrived, name)
-            handle = param.register_hook(hook)
-            self._params.append((param, handle.id, hook))
-            self._handles.append(handle)
+            self._params.append((param, param.register_hook(hook).id, hook))
         self.off()
 
     def on(self, known: "KnownPass") -> None:
@@ -113,7 +108,7 @@ class Switch:
         for module, number, hook in self._layers:
             hooks: Any = module._forward_hooks
             hooks[number] = hook
-            hooks.move_to_end(number, last=False)
+            hooks.move_to_end(number, last=False)  # a hook of the user's that changes the output comes after
             module._forward_hooks_with_kwargs[number] = True
         for param, number, hook in self._params:
             hooks = param._backward_hooks
@@ -124,8 +119,13 @@ class Switch:
     def off(self) -> None:
         """Leave no hook behind."""
         self.known = None
-        for handle in self._handles:
-            handle.remove()
+        for module, number, _ in self._layers:
+            module._forward_hooks.pop(number, None)
+            module._forward_hooks_with_kwargs.pop(number, None)
+        for param, number, _ in self._params:
+            hooks: Any = param._backward_hooks
+            if hooks is not None:
+                hooks.pop(number, None)
 
     def _called(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         assert self.known is not None
@@ -176,6 +176,8 @@ class KnownPass:
         self._switch = None
         if not self._any_arrived and error is None:
             self._doubt("no gradient arrived at any parameter")
+        if self._sent:
+            self._doubt("a gradient was sent to a parameter and did not arrive")
         for call in self._calls.values():
             if call is not None:
                 call.release()

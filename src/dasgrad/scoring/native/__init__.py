@@ -206,9 +206,10 @@ def frozen_layer(
     left, right, curvature = left_B.contiguous(), right_B.contiguous(), weight[0]
     num_examples, (num_rows, num_columns) = len(left), curvature.shape
     assert left.dtype == right.dtype == curvature.dtype
+    assert curvature.is_contiguous()
     assert left.shape == (num_examples, num_rows)
     assert right.shape == (num_examples, num_columns)
-    assert bias is None or (bias[0].dtype == left.dtype and bias[0].shape == (num_rows,))
+    assert bias is None or (bias[0].dtype == left.dtype and bias[0].shape == (num_rows,) and bias[0].is_contiguous())
     assert before is None or (before.dtype == torch.float64 and before.shape == (num_examples,))
     inverse = workspace.take("inverse metrics", (num_rows * (num_columns + 1),), curvature)
     totals = torch.empty(num_examples, dtype=torch.float64)
