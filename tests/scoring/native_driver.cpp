@@ -28,6 +28,8 @@ void dasgrad_own_sparse64(const int64_t*, const int64_t*, const double*, const d
                           const double* const*, const double*, double*);
 void dasgrad_quadratic_sparse64(const int64_t*, const int64_t*, const double*, const double*, int64_t, int64_t, int64_t,
                                 const double*, const double*, double*);
+void dasgrad_lengths32(const double*, const float*, double, int64_t, float*);
+void dasgrad_lengths64(const double*, const double*, double, int64_t, double*);
 void dasgrad_frozen_layer32(const void*, const void*);
 void dasgrad_frozen_layer64(const void*, const void*);
 void dasgrad_inverse_metric32(const float*, int64_t, double, double, double, float*);
@@ -121,6 +123,13 @@ void check_layer(Layer measure, const std::vector<Real>& left, const std::vector
     }
     check(totals[i], expected, tolerance);
   }
+  const auto weights = numbers<Real>(examples, 0.5, 2);
+  std::vector<Real> lengths(examples);
+  if constexpr (sizeof(Real) == sizeof(float))
+    dasgrad_lengths32(totals.data(), weights.data(), 0.25, examples, lengths.data());
+  else
+    dasgrad_lengths64(totals.data(), weights.data(), 0.25, examples, lengths.data());
+  for (int64_t i = 0; i < examples; ++i) check(lengths[i], std::sqrt(totals[i]) / (0.25 * weights[i]), tolerance);
 }
 
 template <typename Real, typename Dense, typename OuterProducts, typename Quadratic, typename Linear, typename Inverse,

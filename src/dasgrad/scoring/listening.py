@@ -63,24 +63,33 @@ class Ear:
         """What is known of passes of a kind; None where they need a tape."""
         return self._plans.get(key)
 
-    def hear_known(self, plan: Plan, measures: Mapping[str, Measure], factors: Tensor) -> tuple[KnownPass, Collector]:
+    def hear_known(
+        self, plan: Plan, measures: Mapping[str, Measure], weights: Tensor, scale: float
+    ) -> tuple[KnownPass, Collector]:
         """A context that follows a pass by hooks; what was collected counts if there is no doubt in the end."""
-        collector = Collector(measures, len(factors), factors)
-        known = KnownPass(plan, len(factors), collector)
+        num_examples = len(weights)
+        collector = Collector(measures, num_examples, weights, scale)
+        known = KnownPass(plan, num_examples, collector)
         collector.attach(known)
         return known, collector
 
     @contextmanager
     def hear_new(
-        self, key: object, plan: Plan, model: nn.Module, measures: Mapping[str, Measure], factors: Tensor
+        self,
+        key: object,
+        plan: Plan,
+        model: nn.Module,
+        measures: Mapping[str, Measure],
+        weights: Tensor,
+        scale: float,
     ) -> Iterator[Collector]:
         """Follow a pass by a tape, and find out whether the next ones of its kind can do without."""
-        collector = Collector(measures, len(factors), factors)
+        collector = Collector(measures, len(weights), weights, scale)
         tape = self._engine.tape(model, plan.params, plan.params, collector)
         plan.layers.extend(tape.layers)
         plan.dims.update(self._engine.dims)
-        found = self.hear_known(plan, measures, factors) if key not in self._plans else None
-        with tape.following(len(factors)), nullcontext() if found is None else found[0]:
+        found = self.hear_known(plan, measures, weights, scale) if key not in self._plans else None
+        with tape.following(len(weights)), nullcontext() if found is None else found[0]:
             yield collector
         self._engine.irregular.update(tape.irregular)
         if found is not None:

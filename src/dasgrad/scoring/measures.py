@@ -299,7 +299,7 @@ class FrozenMeasure(QuadraticMeasure):
         self._view = view
 
     def curvature(self) -> native.Curvature | None:
-        return read_curvature(self._view, _state(self._view))
+        return read_curvature(self._view, self._view.state)
 
 
 class ElementwiseMeasure(Measure):

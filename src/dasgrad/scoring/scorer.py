@@ -209,13 +209,13 @@ class ExampleScorer:
         heard, plan = Heard(), self._ear.recall(key)
         params = self._scored_parameters() if plan is None else plan.params
         measures = self._measures(params)
-        factors = batch.weights.to(next(iter(params.values())).device) * (scale / max(1, len(batch.weights)))
+        weights, scale = batch.weights, scale / max(1, len(batch.weights))
         if plan is not None:
-            known, collector = self._ear.hear_known(plan, measures, factors)
+            known, collector = self._ear.hear_known(plan, measures, weights, scale)
             with known:
                 yield heard
             if known.sure:
-                heard.fill(collector.lengths().to(self._precise(params)))
+                heard.fill(collector.lengths(self._precise(params)))
             else:
                 self._ear.forget(key)
                 heard.fill(self(batch.data))
@@ -225,7 +225,7 @@ class ExampleScorer:
         if not self._engine.knows(params, data):
             with untouched(self._announced_model()):
                 self._engine.look(function, params, data)
-        with self._ear.hear_new(key, Plan(params, holds), self.model, measures, factors) as collector:
+        with self._ear.hear_new(key, Plan(params, holds), self.model, measures, weights, scale) as collector:
             yield heard
         total = add_bases(measures, collector.total())
         if self._engine.irregular:

@@ -61,6 +61,8 @@ class LinearShortcut:
             return None
         weight = measure.curvature()
         bias = self._measures[names["bias"]].curvature() if "bias" in names else None
-        if weight is None or weight[0].dtype != x.dtype or ("bias" in names and bias is None):
+        if weight is None or ("bias" in names and bias is None):
+            return None
+        if weight[0].dtype != x.dtype or (bias is not None and bias[0].dtype != x.dtype):
             return None
         return native.frozen_layer(gradient, x, weight, bias, measure.workspace, before)

@@ -42,6 +42,7 @@ class _FrozenLayer(ctypes.Structure):
 
 
 _LAYER = (None, [ctypes.POINTER(_FrozenLayer), ctypes.POINTER(threads.Threads)])
+_LENGTHS = (None, [_POINTER, _POINTER, ctypes.c_double, _INTEGER, _POINTER])
 _library = shared_library.load(
     Path(__file__).parent,
     "measures",
@@ -50,6 +51,8 @@ _library = shared_library.load(
         "dasgrad_frozen_layer64": _LAYER,
         "dasgrad_inverse_metric32": _INVERSE,
         "dasgrad_inverse_metric64": _INVERSE,
+        "dasgrad_lengths32": _LENGTHS,
+        "dasgrad_lengths64": _LENGTHS,
         "dasgrad_linear_with_squares16": _LINEAR,
         "dasgrad_linear_with_squares32": _LINEAR,
         "dasgrad_linear_with_squares64": _LINEAR,
@@ -211,7 +214,7 @@ def frozen_layer(
     assert right.shape == (num_examples, num_columns)
     assert bias is None or (bias[0].dtype == left.dtype and bias[0].shape == (num_rows,) and bias[0].is_contiguous())
     assert before is None or (before.dtype == torch.float64 and before.shape == (num_examples,))
-    inverse = workspace.take("inverse metrics", (num_rows * (num_columns + 1),), curvature)
+    inverse = workspace.reserve("inverse metrics", num_rows * (num_columns + 1), curvature)
     totals = torch.empty(num_examples, dtype=torch.float64)
     layer = _FrozenLayer(
         left.data_ptr(), right.data_ptr(), curvature.data_ptr(), None if bias is None else bias[0].data_ptr(),
@@ -221,6 +224,17 @@ def frozen_layer(
     function = getattr(_library, f"dasgrad_frozen_layer{_BITS[left.dtype]}")
     function(layer, threads.of_torch(_worthwhile_threads(num_examples * num_rows * num_columns // 8)))
     return totals
+
+
+def lengths(totals: Tensor, weights: Tensor, scale: float) -> Tensor:
+    """``[B]`` float64, ``[B] -> [B]`` in the type of ``weights``: √total / (scale · weight)."""
+    totals, weights = totals.contiguous(), weights.contiguous()
+    assert totals.dtype == torch.float64
+    assert totals.shape == weights.shape
+    roots = torch.empty_like(weights)
+    function = getattr(_library, f"dasgrad_lengths{_BITS[weights.dtype]}")
+    function(totals.data_ptr(), weights.data_ptr(), scale, roots.numel(), roots.data_ptr())
+    return roots
 
 
 def own_sparse_products(left_B: Tensor, right: SparseOuter, arrays: Arrays, coefficients: Coefficients) -> Tensor:

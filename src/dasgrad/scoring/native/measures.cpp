@@ -25,6 +25,8 @@
 // `frozen_layer`: both of these for a layer's weight and bias in one call, from v to what the layer adds to each example,
 // for training steps so small that calls take longer than their arithmetic. It is given the caller's threads.
 //
+// `lengths`: from the layers' sums to scores, sqrt(total) / (scale weight).
+//
 // Nothing is allocated or remembered between calls, and arguments are checked by the caller.
 
 #include <cmath>
@@ -570,6 +572,11 @@ void measure_layer(const FrozenLayer<Real>& layer, const Threads& threads) {
   });
 }
 
+template <typename Real>
+void take_roots(const double* totals, const Real* weights, double scale, int64_t num_examples, Real* lengths) {
+  for (int64_t i = 0; i < num_examples; ++i) lengths[i] = Real(std::sqrt(totals[i]) / (scale * weights[i]));
+}
+
 DASGRAD_CLONES void linear16(const Bfloat16* x, int64_t num_examples, const Layer<float>& layer) {
   multiply_and_square(x, num_examples, layer);
 }
@@ -665,6 +672,17 @@ DASGRAD_EXPORT void dasgrad_quadratic64(const double* left, const double* right,
                                         int64_t num_rows, int64_t num_columns, const double* quadratic,
                                         const double* bias, double* totals) {
   quadratic64(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
+}
+
+// The bits are those of the type of weights and results.
+DASGRAD_EXPORT void dasgrad_lengths32(const double* totals, const float* weights, double scale, int64_t num_examples,
+                                      float* lengths) {
+  take_roots(totals, weights, scale, num_examples, lengths);
+}
+
+DASGRAD_EXPORT void dasgrad_lengths64(const double* totals, const double* weights, double scale, int64_t num_examples,
+                                      double* lengths) {
+  take_roots(totals, weights, scale, num_examples, lengths);
 }
 
 DASGRAD_EXPORT void dasgrad_frozen_layer32(const FrozenLayer<float>* layer, const Threads* threads) {
