@@ -81,7 +81,7 @@ class Layer:
         if self.rule.forms is not linear or kwargs or len(args) != 1 or type(args[0]) is not Tensor:
             return None
         x = args[0]
-        return x if x.dim() == output.dim() == 2 and len(x) == len(output) == num_examples else None
+        return x if x.dim() == output.dim() == 2 and x.shape[0] == output.shape[0] == num_examples else None
 
     def misfit(self, num_examples: int, dim: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """Why a call with the examples along ``dim`` is not what the rule is for; None when it is."""

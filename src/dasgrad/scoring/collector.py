@@ -122,7 +122,7 @@ class Collector:
             if native.supports(total) and weights.is_cpu and weights.dtype == dtype:
                 return native.lengths(total, weights, self._scale)
             return (total.sqrt() / self._factors).to(dtype)
-        return add_bases(self._measures, self.total()).clamp_(min=0.0).sqrt_().to(dtype)
+        return add_bases(self._measures, self.total()).clamp(min=0.0).sqrt().to(dtype)
 
     @cached_property
     def _factors(self) -> Tensor:

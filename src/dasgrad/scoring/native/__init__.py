@@ -207,7 +207,7 @@ def frozen_layer(
     What other layers added before, ``[B]`` float64, is added to it.
     """
     left, right, curvature = left_B.contiguous(), right_B.contiguous(), weight[0]
-    num_examples, (num_rows, num_columns) = len(left), curvature.shape
+    num_examples, (num_rows, num_columns) = left.shape[0], curvature.shape
     assert left.dtype == right.dtype == curvature.dtype
     assert curvature.is_contiguous()
     assert left.shape == (num_examples, num_rows)
