@@ -17,8 +17,9 @@ void dasgrad_own_outer64(const double*, const double*, int64_t, int64_t, int64_t
                          double*);
 void dasgrad_polynomial32(const float*, int64_t, int64_t, const float*, const float*, double*);
 void dasgrad_polynomial64(const double*, int64_t, int64_t, const double*, const double*, double*);
-void dasgrad_quadratic32(const float*, const float*, int64_t, int64_t, int64_t, const float*, double*);
-void dasgrad_quadratic64(const double*, const double*, int64_t, int64_t, int64_t, const double*, double*);
+void dasgrad_quadratic32(const float*, const float*, int64_t, int64_t, int64_t, const float*, const float*, double*);
+void dasgrad_quadratic64(const double*, const double*, int64_t, int64_t, int64_t, const double*, const double*,
+                         double*);
 void dasgrad_own_sparse32(const int64_t*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t,
                           const float* const*, const double*, double*);
 void dasgrad_quadratic_sparse32(const int64_t*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t,
@@ -27,6 +28,10 @@ void dasgrad_own_sparse64(const int64_t*, const int64_t*, const double*, const d
                           const double* const*, const double*, double*);
 void dasgrad_quadratic_sparse64(const int64_t*, const int64_t*, const double*, const double*, int64_t, int64_t, int64_t,
                                 const double*, const double*, double*);
+void dasgrad_lengths32(const double*, const float*, double, int64_t, float*);
+void dasgrad_lengths64(const double*, const double*, double, int64_t, double*);
+void dasgrad_frozen_layer32(const void*, const void*);
+void dasgrad_frozen_layer64(const void*, const void*);
 void dasgrad_inverse_metric32(const float*, int64_t, double, double, double, float*);
 void dasgrad_inverse_metric64(const double*, int64_t, double, double, double, double*);
 void dasgrad_linear_with_squares16(const uint16_t*, int64_t, int64_t, int64_t, const float* const*, float* const*);
@@ -71,26 +76,83 @@ void check_linear(Linear linear, const std::vector<In>& inputs, const std::vecto
     }
 }
 
+int rank_of_thread = 0;
+
+// As in measures.cpp.
+template <typename Real>
+struct FrozenLayer {
+  const Real *left, *right, *weight, *bias;
+  Real* inverse;
+  const double* before;
+  double* totals;
+  int64_t num_examples, num_rows, num_columns;
+  double coefficients[2][3];
+};
+struct Threads {
+  void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
+  int (*rank)();
+  int (*size)();
+  int64_t number;
+};
+
+// One after the other: what counts is that each does its part.
+void on_two_threads(void (*body)(void*), void* argument, unsigned, unsigned) {
+  for (rank_of_thread = 0; rank_of_thread < 2; ++rank_of_thread) body(argument);
+}
+
+template <typename Real, typename Layer>
+void check_layer(Layer measure, const std::vector<Real>& left, const std::vector<Real>& right, int64_t examples,
+                 int64_t rows, int64_t columns, const std::vector<Real>& weight, const Real* bias, bool threaded,
+                 double tolerance) {
+  std::vector<Real> inverse(rows * columns + (bias ? rows : 0));
+  std::vector<double> before(examples, 3.0), totals(examples);
+  const FrozenLayer<Real> layer = {left.data(), right.data(), weight.data(), bias, inverse.data(),
+                                   threaded ? before.data() : nullptr, totals.data(), examples, rows, columns,
+                                   {{0.5, 1e-3, 2.0}, {0.25, 1e-2, 3.0}}};
+  const Threads threads = {threaded ? on_two_threads : nullptr, [] { return rank_of_thread; }, [] { return 2; }, 2};
+  measure(&layer, &threads);
+  for (int64_t i = 0; i < examples; ++i) {
+    double expected = threaded ? 3.0 : 0.0;
+    for (int64_t o = 0; o < rows; ++o) {
+      const double b = left[i * rows + o];
+      if (bias) expected += b * b * 3.0 / (0.25 * std::sqrt(bias[o]) + 1e-2);
+      for (int64_t k = 0; k < columns; ++k) {
+        const double x = right[i * columns + k];
+        expected += b * b * x * x * 2.0 / (0.5 * std::sqrt(weight[o * columns + k]) + 1e-3);
+      }
+    }
+    check(totals[i], expected, tolerance);
+  }
+  const auto weights = numbers<Real>(examples, 0.5, 2);
+  std::vector<Real> lengths(examples);
+  if constexpr (sizeof(Real) == sizeof(float))
+    dasgrad_lengths32(totals.data(), weights.data(), 0.25, examples, lengths.data());
+  else
+    dasgrad_lengths64(totals.data(), weights.data(), 0.25, examples, lengths.data());
+  for (int64_t i = 0; i < examples; ++i) check(lengths[i], std::sqrt(totals[i]) / (0.25 * weights[i]), tolerance);
+}
+
 template <typename Real, typename Dense, typename OuterProducts, typename Quadratic, typename Linear, typename Inverse,
           typename Polynomial>
 int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear, Inverse inverse,
             Polynomial polynomial, double tolerance) {
   int64_t num_cases = 0;
   for (int64_t examples : {0, 1, 3, 4, 9})
-    for (int64_t rows : {1, 2, 5, 10})
+    for (int64_t rows : {1, 2, 5, 10, 257})
       for (int64_t columns : {1, 15, 16, 17, 1025})
-        for (int options = 0; options < 4; ++options) {
+        for (int options = 0; options < 4 && rows * columns < 20000; ++options) {
           const auto left = numbers<Real>(examples * rows, -1, 1), right = numbers<Real>(examples * columns, -1, 1);
           const auto floor = numbers<Real>(rows * columns, 0.1, 1), past = numbers<Real>(rows * columns, 0, 1);
           const auto decay = numbers<Real>(rows * columns, -1, 1), offset = numbers<Real>(rows * columns, -1, 1);
           const Real* arrays[4] = {floor.data(), past.data(), options & 1 ? decay.data() : nullptr,
                                    options & 2 ? offset.data() : nullptr};
           const double c[4] = {0.5, 0.25, -1.0, 1e-3};
-          std::vector<Real> gradients(examples * rows * columns), squares(examples * rows);
+          std::vector<Real> gradients(examples * rows * columns);
           std::vector<double> expected(examples), weighted(examples), totals(examples);
           for (int64_t i = 0; i < examples; ++i)
             for (int64_t o = 0; o < rows; ++o) {
-              squares[i * rows + o] = left[i * rows + o] * left[i * rows + o];
+              const double square = double(left[i * rows + o]) * left[i * rows + o];
+              if (options & 1) weighted[i] += square * past[o];
               for (int64_t k = 0; k < columns; ++k) {
                 const int64_t at = o * columns + k;
                 const double g = gradients[(i * rows + o) * columns + k] = left[i * rows + o] * right[i * columns + k];
@@ -98,7 +160,7 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
                 const double metric = std::sqrt(std::fmax(floor[at], past[at] + c[0] * seen * seen)) + c[3];
                 const double direction = arrays[3] ? offset[at] + c[1] * seen : g;
                 expected[i] += direction * direction / metric;
-                weighted[i] += double(squares[i * rows + o]) * floor[at] * right[i * columns + k] * right[i * columns + k];
+                weighted[i] += square * floor[at] * right[i * columns + k] * right[i * columns + k];
               }
             }
           dense(gradients.data(), examples, rows * columns, arrays, c, totals.data());
@@ -116,8 +178,15 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
           }
           outer(left.data(), right.data(), examples, rows, columns, arrays, c, totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], expected[i], tolerance);
-          quadratic(squares.data(), right.data(), examples, rows, columns, floor.data(), totals.data());
+          quadratic(left.data(), right.data(), examples, rows, columns, floor.data(), options & 1 ? past.data() : nullptr,
+                    totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], weighted[i], tolerance);
+          if constexpr (sizeof(Real) == sizeof(float))
+            check_layer<Real>(dasgrad_frozen_layer32, left, right, examples, rows, columns, floor,
+                              options & 1 ? past.data() : nullptr, options & 2, tolerance);
+          else
+            check_layer<Real>(dasgrad_frozen_layer64, left, right, examples, rows, columns, floor,
+                              options & 1 ? past.data() : nullptr, options & 2, tolerance);
           std::vector<Real> inverted(rows * columns);
           inverse(floor.data(), rows * columns, 0.5, 1e-3, 2.0, inverted.data());
           for (int64_t k = 0; k < rows * columns; ++k)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import dasgrad
-from dasgrad.scoring import forms, rules
+from dasgrad.scoring import forms, native, rules
 from scoring import problems
 
 INPUTS, TARGETS = problems.classification()
@@ -364,3 +364,118 @@ def test_a_graph_used_after_the_block_is_left_alone():
     loss.backward()
     assert torch.equal(heard.scores, first)
     assert is_known(scorer)
+
+
+def test_a_graph_of_an_earlier_block_is_no_part_of_a_later_one():
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    with scorer.listen(batch()):
+        earlier = step(model, batch())
+        earlier.backward(retain_graph=True)
+
+    def backward(loss):
+        loss.backward()
+        earlier.backward()
+
+    assert is_known(scorer)
+    torch.testing.assert_close(hear(scorer, model, backward), expected(model), rtol=1e-9, atol=0)
+    assert not is_known(scorer)
+
+
+def test_blocks_may_be_nested():
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    with scorer.listen(batch()) as outer, scorer.listen(batch()) as inner:
+        step(model, batch()).backward()
+    for heard in (outer, inner):
+        torch.testing.assert_close(heard.scores, expected(model), rtol=1e-9, atol=0)
+    assert is_known(scorer)
+    assert_no_hooks(model)
+
+
+def test_an_error_in_a_known_pass_leaves_no_trace():
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    model.change = lambda self, x: {}[self.first(x)]
+    with pytest.raises(KeyError), scorer.listen(batch()):
+        step(model, batch())
+    assert_no_hooks(model)
+    model.change = Changing.plain
+    torch.testing.assert_close(hear(scorer, model), expected(model), rtol=1e-9, atol=0)
+    assert is_known(scorer)
+
+
+def test_hooks_somebody_took_away_are_put_back():
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    hear(scorer, model)
+    for param in model.parameters():
+        param._backward_hooks = None
+    model.change = Changing.used_beside_its_layer
+    torch.testing.assert_close(hear(scorer, model), expected(model), rtol=1e-9, atol=1e-12)
+    assert not is_known(scorer)
+    assert_no_hooks(model)
+
+
+def test_hooks_somebody_takes_away_in_the_block_are_missed():
+    def backward(loss):
+        for param in model.parameters():
+            param._backward_hooks = None
+        loss.backward()
+
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    torch.testing.assert_close(hear(scorer, model, backward), expected(model), rtol=1e-9, atol=0)
+    assert not is_known(scorer)
+
+
+def test_a_gradient_changed_at_a_layers_output_is_heard_as_its_parameters_get_it():
+    def forward(module, args, output):
+        output.register_hook(lambda gradient: gradient * 2)
+
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    model.second.register_forward_hook(forward)
+    torch.testing.assert_close(hear(scorer, model), expected(model), rtol=1e-9, atol=0)
+    assert is_known(scorer)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_small_layers_are_measured_the_same_with_and_without_the_core(compiled, dtype, bias, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(native, "_library", None)
+    model = problems.seeded(lambda: nn.Sequential(nn.Linear(3, 40, bias=bias), nn.ReLU(), nn.Linear(40, 2))).to(dtype)
+    model[2].bias.requires_grad_(False)
+    optimizer = dasgrad.DASGrad(model.parameters(), lr=0.05, bias_correction=True)
+    scorer = dasgrad.ExampleScorer(model, problems.cross_entropy, optimizer, preconditioner="frozen")
+    drawn = dasgrad.WeightedBatch((INPUTS.to(dtype), TARGETS), torch.arange(6), WEIGHTS)
+    for number in range(4):
+        exact = problems.pair_gradients(model, drawn.inputs, drawn.targets)
+        wanted = torch.zeros(6, dtype=torch.float64)
+        for name, param in model.named_parameters():
+            if not param.requires_grad:
+                continue
+            state = optimizer.state[param]
+            curvature = state["max_exp_avg_sq"].double() if number else torch.zeros_like(param, dtype=torch.float64)
+            metric = (curvature / (1 - 0.99 ** max(1, number))).sqrt() + optimizer.param_groups[0]["eps"]
+            wanted += (exact[name].double().square() / metric).flatten(1).sum(1)
+        with scorer.listen(drawn) as heard:
+            optimizer.zero_grad()
+            step(model, drawn).backward()
+        tolerance = 1e-9 if dtype == torch.float64 else 1e-5
+        torch.testing.assert_close(heard.scores.double(), wanted.sqrt(), rtol=tolerance, atol=0)
+        optimizer.step()
+    assert is_known(scorer)
+
+
+def assert_no_hooks(model):
+    assert all(not module._forward_hooks and not module._forward_hooks_with_kwargs for module in model.modules())
+    assert all(not param._backward_hooks for param in model.parameters())

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import helpers
-from dasgrad.moments import Hyper, resolve
+from dasgrad.moments import resolve
 from dasgrad.scoring import kernels, native, own
 from dasgrad.scoring.preconditioned import Preconditioning, squared_norms
 
@@ -25,13 +25,14 @@ def make_view(
         state["max_exp_avg_sq"] = torch.maximum(state["max_exp_avg_sq"], state["exp_avg_sq"])
     for values in state.values():
         values.view(-1)[::3] = 0.0
-    hyper = (0.9, 0.99, eps)
     return Preconditioning(
         param=param.to(device, dtype),
         state={key: value.to(device, dtype) for key, value in state.items()},
         moments=pair,
-        now=Hyper(*hyper, float(step), corrected),
-        ahead=Hyper(*hyper, step + 1.0, corrected),
+        betas=(0.9, 0.99),
+        eps=eps,
+        bias_correction=corrected,
+        step=float(step),
         coupled_decay=decay,
         sign=sign,
         lr_share=1.0,

@@ -11,6 +11,7 @@ from dasgrad import nested
 from dasgrad.scoring.carriers import Carrier
 from dasgrad.scoring.forms import Form, Part
 from dasgrad.scoring.rules import Rule
+from dasgrad.scoring.rules.linear import linear
 
 
 @dataclass
@@ -38,11 +39,11 @@ class Call:
     versions: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.versions = [_version(leaf) for leaf in self.leaves]
+        self.versions = [version_of(leaf) for leaf in self.leaves]
 
     def inputs_changed(self) -> bool:
         """Whether an input was written to since the call."""
-        return [_version(leaf) for leaf in self.leaves] != self.versions
+        return [version_of(leaf) for leaf in self.leaves] != self.versions
 
     def forms(self, gradient: Tensor) -> dict[str, Form | None]:
         """The forms by the parameters' names, given the gradient at the output."""
@@ -72,6 +73,15 @@ class Layer:
         """The dimensions of an output that may run over the examples."""
         allowed = (0, 1) if self.rule.any_position and output.dim() > 2 else (0,)
         return tuple(dim for dim in allowed if output.dim() > dim and output.shape[dim] == num_examples)
+
+    def matrix_of(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor, num_examples: int
+    ) -> Tensor | None:
+        """The input, where this is a linear layer called with a row an example; None elsewhere."""
+        if self.rule.forms is not linear or kwargs or len(args) != 1 or type(args[0]) is not Tensor:
+            return None
+        x = args[0]
+        return x if x.dim() == output.dim() == 2 and x.shape[0] == output.shape[0] == num_examples else None
 
     def misfit(self, num_examples: int, dim: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """Why a call with the examples along ``dim`` is not what the rule is for; None when it is."""
@@ -150,5 +160,6 @@ def _arguments_to_front(args: tuple[Any, ...], kwargs: Mapping[str, Any], dim: i
     return front
 
 
-def _version(leaf: Any) -> int:
+def version_of(leaf: Any) -> int:
+    """How often a tensor was written to."""
     return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from dasgrad.scoring import sums
-from dasgrad.scoring.calls import Call
+from dasgrad.scoring import native, sums
+from dasgrad.scoring.calls import Call, Layer
 from dasgrad.scoring.forms import Form, Outer
 from dasgrad.scoring.measures import Measure
 from dasgrad.scoring.shortcut import LinearShortcut
@@ -32,7 +33,8 @@ class Collector:
     Args:
         measures: of the scored parameters, by name.
         num_examples: B.
-        factors: ``[B]``, positive: what each example's gradient was multiplied by on its way down; None is 1.
+        weights: ``[B]``, positive: what each example's gradient was multiplied by on its way down; None is 1.
+        scale: times this.
         timed: whether to measure the seconds each parameter takes; waits for the device.
     """
 
@@ -40,18 +42,21 @@ class Collector:
         self,
         measures: Mapping[str, Measure],
         num_examples: int,
-        factors: Tensor | None = None,
+        weights: Tensor | None = None,
+        scale: float = 1.0,
         *,
         timed: bool = False,
     ) -> None:
         self._measures = measures
         self._num_examples = num_examples
-        self._factors = factors
+        self._weights = weights
+        self._scale = scale
         # Where shares go with the square of the gradient, factors are taken out of [B] numbers in the end.
-        self._in_the_end = factors is not None and all(measure.homogeneous for measure in measures.values())
+        self._in_the_end = weights is not None and all(measure.homogeneous for measure in measures.values())
         self._timed = timed
         self._tape: Following | None = None
         self._shares: dict[str, Tensor] = {}
+        self._of_layers: Tensor | None = None
         self._repeated: dict[str, list[Form]] = {}
         self.shortcut = LinearShortcut(measures)
         self.rules: dict[str, str] = {}
@@ -60,6 +65,7 @@ class Collector:
     def attach(self, tape: Following) -> None:
         """Forget what was collected, and take what this tape brings."""
         self._tape = tape
+        self._of_layers = None
         for found in (self._shares, self._repeated, self.shortcut.products, self.rules, self.seconds):
             found.clear()
 
@@ -68,7 +74,7 @@ class Collector:
         if call.build is None:
             return
         assert self._tape is not None
-        if self._factors is not None and not self._in_the_end:
+        if self._weights is not None and not self._in_the_end:
             shape = [1] * gradient.dim()
             shape[call.dims[0]] = -1
             gradient = gradient / self._factors.to(gradient.dtype).view(shape)
@@ -85,6 +91,16 @@ class Collector:
                 self.rules[name] = call.kind
         call.release()
 
+    def take_matrix(self, layer: Layer, x: Tensor, gradient: Tensor) -> None:
+        """Take a linear layer's input, one row an example, and the gradient at its output, for the total alone."""
+        share = None
+        if self._weights is None or self._in_the_end:
+            share = self.shortcut.add_share(layer.names, x, gradient, self._of_layers)
+        if share is None:
+            self(layer.call((0,), (x,), {}), gradient)
+        else:
+            self._of_layers = share
+
     def finish(self) -> dict[str, Tensor]:
         """By parameter what was collected, ``[B]``; the irregular ones left out."""
         assert self._tape is not None
@@ -95,11 +111,34 @@ class Collector:
 
     def total(self) -> Tensor:
         """``[B]`` float64: what was collected of all parameters, beside what they have without any gradient."""
-        total = torch.zeros(self._num_examples, dtype=torch.float64, device=next(iter(self._measures.values())).device)
-        for share in self.finish().values():
-            total += share
-        if self._in_the_end and self._factors is not None:
-            total /= self._factors.double().square()
+        total = self._sum()
+        return total / self._factors / self._factors if self._in_the_end else total
+
+    def lengths(self, dtype: torch.dtype) -> Tensor:
+        """``[B]``: the roots of totals, with what parameters have without any gradient."""
+        weights = self._weights
+        if self._in_the_end and weights is not None:
+            total = self._sum()
+            if native.supports(total) and weights.is_cpu and weights.dtype == dtype:
+                return native.lengths(total, weights, self._scale)
+            return (total.sqrt() / self._factors).to(dtype)
+        return add_bases(self._measures, self.total()).clamp(min=0.0).sqrt().to(dtype)
+
+    @cached_property
+    def _factors(self) -> Tensor:
+        assert self._weights is not None
+        return self._weights.to(next(iter(self._measures.values())).device) * self._scale
+
+    def _sum(self) -> Tensor:
+        shares = list(self.finish().values()) if self._shares or self._repeated else []
+        if self._of_layers is not None:
+            shares.append(self._of_layers)
+        if not shares:
+            device = next(iter(self._measures.values())).device
+            return torch.zeros(self._num_examples, dtype=torch.float64, device=device)
+        total = shares.pop().double()
+        for share in shares:
+            total = total + share
         return total
 
     def _measure(self, name: str, form: Form) -> None:
@@ -114,3 +153,11 @@ class Collector:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.perf_counter()
+
+
+def add_bases(measures: Mapping[str, Measure], total: Tensor) -> Tensor:
+    """``total``, ``[B]``, and the squares of examples with no gradient at all."""
+    for measure in measures.values():
+        if (base := measure.base()) is not None:
+            total = total + base
+    return total

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from dasgrad import nested
 from dasgrad.scoring import probe
-from dasgrad.scoring.collector import Collector
+from dasgrad.scoring.collector import Collector, add_bases
 from dasgrad.scoring.fallback import PerExampleGradients, flatten_examples, rows_within_budget
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.measures import Measure, gradient_measure
@@ -172,14 +172,6 @@ class Engine:
                 "`scorer.explain(data)` lists them.",
                 stacklevel=5,
             )
-
-
-def add_bases(measures: Mapping[str, Measure], total: Tensor) -> Tensor:
-    """``total``, ``[B]``, with the squares of examples with no gradient at all added to it."""
-    for measure in measures.values():
-        if (base := measure.base()) is not None:
-            total += base
-    return total
 
 
 def _plain(name: str) -> str:

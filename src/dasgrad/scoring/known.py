@@ -8,15 +8,16 @@ use of the parameter, wherever it is, makes a sum, and a sum is another tensor. 
 - each layer is called once, with gradients, as its rule wants it, and leads to its parameters through the same kinds
   of nodes as when it was learnt;
 - its inputs are not written to before the gradient at its output arrives;
-- whatever arrives at a scored parameter, in any backward pass, is what its layer's node sent there.
+- whatever arrives at a scored parameter, in any backward pass, is what its layer's node sent there, or the transpose of
+  it, in the same memory, where that node is followed by a transposition.
 
 Anything else is a doubt, and what was heard is not used.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -24,31 +25,41 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.optim import Optimizer
 
-from dasgrad.scoring.calls import Call, Layer
+from dasgrad.scoring.calls import Call, Layer, version_of
+from dasgrad.scoring.collector import Collector
 
 _LONGEST_ROUTE = 4
 """Nodes between a layer's output and its parameter; two are usual."""
+_TRANSPOSITION = "TBackward0"
 
 
 @dataclass(frozen=True)
 class Route:
     """The way through the graph from a layer's output to one of its parameters."""
 
-    kinds: tuple[type, ...]
+    kinds: tuple[Any, ...]
     """Of the nodes on the way."""
     edges: tuple[int, ...]
     """Which edge of each leads on."""
 
-    def last_node(self, output: Tensor) -> Any:
+    @cached_property
+    def depth(self) -> int:
+        """The place among the nodes of the sender: the last one, or the one before a transposition."""
+        return len(self.kinds) - (2 if len(self.kinds) > 1 and self.kinds[-1].__name__ == _TRANSPOSITION else 1)
+
+    def sender(self, output: Tensor) -> Any:
         """The node that sends the parameter its gradient; None where the way is another one."""
-        node: Any = None
-        following: Any = output.grad_fn
-        for kind, edge in zip(self.kinds, self.edges, strict=True):
-            if type(following) is not kind:
+        sender: Any = None
+        node: Any = output.grad_fn
+        last = len(self.kinds) - 1
+        for place, kind in enumerate(self.kinds):
+            if type(node) is not kind:
                 return None
-            node = following
-            following = node.next_functions[edge][0]
-        return node
+            if place == self.depth:
+                sender = node
+            if place < last:
+                node = node.next_functions[self.edges[place]][0]
+        return sender
 
 
 @dataclass(frozen=True)
@@ -65,15 +76,73 @@ class Plan:
     """By parameter, the dimension of its layer's output that runs over the examples."""
     routes: dict[str, Route] = field(default_factory=dict)
     """By parameter, the way to it from its layer's output."""
+    dims_of_layers: dict[int, int | None] = field(default_factory=dict)
+    """By the ``id`` of a layer, the one dimension for all of its parameters."""
+    switches: list["Switch"] = field(default_factory=list)
+    """Hooks of passes that are over, for those to come."""
+
+
+class Switch:
+    """The hooks of a plan's passes, on layers and parameters, put on and taken off again at little cost.
+
+    torch's own functions register them once. From then on they are entered into the dictionaries torch looks at, and
+    taken out again, so that nothing of them is left on a model between passes.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.known: KnownPass | None = None
+        self._layers: list[tuple[nn.Module, int, Any]] = []
+        self._params: list[tuple[Tensor, int, Any]] = []
+        for layer in plan.layers:
+            hook: Any = partial(self._called, layer)
+            handle = layer.module.register_forward_hook(hook, with_kwargs=True)
+            self._layers.append((layer.module, handle.id, hook))
+        for name, param in plan.params.items():
+            hook = partial(self._arrived, name)
+            self._params.append((param, param.register_hook(hook).id, hook))
+        self.off()
+
+    def on(self, known: "KnownPass") -> None:
+        """Let this pass follow what happens."""
+        self.known = known
+        for module, number, hook in self._layers:
+            hooks: Any = module._forward_hooks
+            hooks[number] = hook
+            hooks.move_to_end(number, last=False)  # a hook of the user's that changes the output comes after
+            module._forward_hooks_with_kwargs[number] = True
+        for param, number, hook in self._params:
+            hooks = param._backward_hooks
+            if hooks is None:  # somebody took away all hooks, and what they were kept in
+                hooks = param._backward_hooks = OrderedDict()
+            hooks[number] = hook
+
+    def off(self) -> None:
+        """Leave no hook behind."""
+        self.known = None
+        for module, number, _ in self._layers:
+            module._forward_hooks.pop(number, None)
+            module._forward_hooks_with_kwargs.pop(number, None)
+        for param, number, _ in self._params:
+            hooks: Any = param._backward_hooks
+            if hooks is not None:
+                hooks.pop(number, None)
+
+    def _called(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        assert self.known is not None
+        self.known.called(layer, args, kwargs, output)
+
+    def _arrived(self, name: str, gradient: Tensor) -> None:
+        assert self.known is not None
+        self.known.arrived(name, gradient)
 
 
 class KnownPass:
-    """Follows one training pass as a plan has it.
+    """Follows one training pass as a plan has it: a context for the forward pass and its backward pass.
 
     Args:
         plan: with routes, or without where this pass is to learn them.
         num_examples: B.
-        consume: called for each layer with the gradient at its output.
+        collector: takes each layer's call with the gradient at its output.
 
     Attributes:
         doubt: why this is not the pass that the plan speaks of; None where it is.
@@ -81,40 +150,38 @@ class KnownPass:
 
     repeated: frozenset[str] = frozenset()
 
-    def __init__(self, plan: Plan, num_examples: int, consume: Callable[[Call, Tensor], None]) -> None:
+    def __init__(self, plan: Plan, num_examples: int, collector: Collector) -> None:
         self.doubt: str | None = None
         self.irregular: dict[str, str] = {}
         self._plan = plan
         self._learning = not plan.routes
         self._num_examples = num_examples
-        self._consume = consume
-        self._calls: dict[int, Call] = {}
+        self._collector = collector
+        self._calls: dict[int, Call | None] = {}
+        self._taken: set[int] = set()
         self._sent: dict[str, Tensor] = {}
-        self._arrived: set[str] = set()
-        self._open = False
+        self._any_arrived = False
+        self._switch: Switch | None = None
 
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """The forward pass and its backward pass belong inside."""
-        handles: list[Any] = []
-        self._open = True
-        try:
-            for layer in self._plan.layers:
-                # First of all hooks, so that a hook of the user's that changes the output comes after.
-                hook = partial(self._called, layer)
-                handles.append(layer.module.register_forward_hook(hook, prepend=True, with_kwargs=True))
-            for name, param in self._plan.params.items():
-                handles.append(param.register_hook(partial(self._check_arrival, name)))
-            yield
-            if not self._arrived:
-                self._doubt("no gradient arrived at any parameter")
-        finally:
-            self._open = False
-            for handle in handles:
-                handle.remove()
-            for call in self._calls.values():
+    def __enter__(self) -> "KnownPass":
+        switches = self._plan.switches
+        self._switch = switches.pop() if switches else Switch(self._plan)  # one is in use where blocks are nested
+        self._switch.on(self)
+        return self
+
+    def __exit__(self, error: Any, *details: Any) -> None:
+        assert self._switch is not None
+        self._switch.off()
+        self._plan.switches.append(self._switch)
+        self._switch = None
+        if not self._any_arrived and error is None:
+            self._doubt("no gradient arrived at any parameter")
+        if self._sent:
+            self._doubt("a gradient was sent to a parameter and did not arrive")
+        for call in self._calls.values():
+            if call is not None:
                 call.release()
-            self._sent.clear()
+        self._sent.clear()
 
     @property
     def sure(self) -> bool:
@@ -124,8 +191,8 @@ class KnownPass:
     def _doubt(self, reason: str) -> None:
         self.doubt = self.doubt or reason
 
-    def _called(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """A hook on a layer's forward pass."""
+    def called(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Take note of a layer's forward pass."""
         if self.doubt is not None:
             return
         with torch._C.DisableTorchFunction():
@@ -137,19 +204,31 @@ class KnownPass:
                 self._record(layer, args, kwargs, output)
 
     def _record(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        dims = {self._plan.dims.get(name) for name in layer.names.values()}
-        dim = dims.pop()
-        if dim is None or dims or dim not in layer.dims(output, self._num_examples):
+        dim = self._dim_of(layer)
+        matrix = layer.matrix_of(args, kwargs, output, self._num_examples) if dim == 0 else None
+        if matrix is not None:
+            take: Any = partial(self._take_matrix, layer, matrix, version_of(matrix))
+        elif dim is None or dim not in layer.dims(output, self._num_examples):
             self._doubt(f"{layer.kind} returned a tensor without the examples where they were")
+            return
         elif (reason := layer.misfit(self._num_examples, dim, args, kwargs)) is not None:
             self._doubt(reason)
+            return
         else:
-            if self._learning:
-                self._learn(layer, output)
-            self._watch_routes(layer, output)
-            if self.doubt is None:
-                call = self._calls[id(layer)] = layer.call((dim,), args, kwargs)
-                output.register_hook(partial(self._take, call))
+            call = self._calls[id(layer)] = layer.call((dim,), args, kwargs)
+            take = partial(self._take, call)
+        self._calls.setdefault(id(layer))
+        if self._learning:
+            self._learn(layer, output)
+        self._watch(layer, output, take)
+
+    def _dim_of(self, layer: Layer) -> int | None:
+        """Where the examples are in a layer's output; None where that is not one place."""
+        found = self._plan.dims_of_layers
+        if id(layer) not in found:
+            dims = {self._plan.dims.get(name) for name in layer.names.values()}
+            found[id(layer)] = dims.pop() if len(dims) == 1 else None
+        return found[id(layer)]
 
     def _learn(self, layer: Layer, output: Tensor) -> None:
         params = {id(self._plan.params[name]): name for name in layer.names.values()}
@@ -158,38 +237,80 @@ class KnownPass:
                 self._doubt(f"{layer.kind} uses a parameter twice")
             self._plan.routes[name] = route
 
-    def _watch_routes(self, layer: Layer, output: Tensor) -> None:
+    def _watch(self, layer: Layer, output: Tensor, take: Any) -> None:
+        """Have the nodes behind a layer's output say what they receive and send."""
+        first: Sequence[tuple[str, int]] = ()
         for name in layer.names.values():
             route = self._plan.routes.get(name)
-            node = None if route is None else route.last_node(output)
+            node = None if route is None else route.sender(output)
             if route is None or node is None:
                 self._doubt(f"{layer.kind} leads to its parameters in another way, or not at all")
                 return
-            node.register_hook(partial(self._note_sent, name, route.edges[-1]))
+            if route.depth == 0:
+                first = (*first, (name, route.edges[0]))
+            else:
+                node.register_hook(partial(self._note_sent, ((name, route.edges[route.depth]),)))
+        assert output.grad_fn is not None
+        output.grad_fn.register_hook(partial(self._passed, take, output.output_nr, first))
 
     # --- in the backward pass -------------------------------------------------------------------------
 
+    def _passed(
+        self,
+        take: Any,
+        number: int,
+        watched: Sequence[tuple[str, int]],
+        sent: tuple[Tensor | None, ...],
+        received: tuple[Tensor | None, ...],
+    ) -> None:
+        """A hook on the node behind a layer's output, ``number`` among those of the node."""
+        self._note_sent(watched, sent, received)
+        gradient = received[number]
+        if self._switch is not None and self.doubt is None and gradient is not None:
+            with torch._C.DisableTorchFunction():
+                take(gradient)
+
+    def _note_sent(
+        self, watched: Sequence[tuple[str, int]], sent: tuple[Tensor | None, ...], received: tuple[Tensor | None, ...]
+    ) -> None:
+        """A hook on a node: what it sends to a parameter is held, so that the engine cannot add to it in place."""
+        if self._switch is not None:
+            for name, edge in watched:
+                value = sent[edge]
+                if value is not None:
+                    self._sent[name] = value
+
     def _take(self, call: Call, gradient: Tensor) -> None:
-        """A hook on the gradient at a layer's output."""
-        if not self._open or self.doubt is not None:
-            return
         if call.inputs_changed():
             self._doubt(f"the input of {call.kind} is overwritten after its call")
+        else:
+            self._collector(call, gradient)
+
+    def _take_matrix(self, layer: Layer, matrix: Tensor, version: int, gradient: Tensor) -> None:
+        if id(layer) in self._taken:
             return
-        with torch._C.DisableTorchFunction():
-            self._consume(call, gradient)
+        self._taken.add(id(layer))
+        if version_of(matrix) != version:
+            self._doubt(f"the input of {layer.kind} is overwritten after its call")
+        else:
+            self._collector.take_matrix(layer, matrix, gradient)
 
-    def _note_sent(self, name: str, edge: int, sent: tuple[Tensor | None, ...], received: Any) -> None:
-        """A hook on a node: what it sends to a parameter is held, so that the engine cannot add to it in place."""
-        value = sent[edge]
-        if self._open and value is not None:
-            self._sent[name] = value
-
-    def _check_arrival(self, name: str, gradient: Tensor) -> None:
-        """A hook on a parameter: its gradient must be what was sent."""
-        if self._sent.pop(name, None) is not gradient:
+    def arrived(self, name: str, gradient: Tensor) -> None:
+        """Compare the gradient of a parameter with what was sent to it."""
+        sent = self._sent.pop(name, None)
+        if sent is not gradient and (sent is None or not _is_transpose(gradient, sent)):
             self._doubt(f"{name.removeprefix('model.')} is used outside its layer's call")
-        self._arrived.add(name)
+        self._any_arrived = True
+
+
+def _is_transpose(gradient: Tensor, sent: Tensor) -> bool:
+    """Whether a matrix is another one's transpose, in its memory."""
+    return (
+        gradient.layout == sent.layout == torch.strided
+        and gradient.data_ptr() == sent.data_ptr()
+        and gradient.shape == sent.shape[::-1]
+        and gradient.stride() == sent.stride()[::-1]
+    )
 
 
 def _find_routes(output: Tensor, params: Mapping[int, str]) -> Iterator[tuple[str, Route]]:

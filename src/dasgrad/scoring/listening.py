@@ -1,7 +1,7 @@
 """Scores for free: a training batch's scores out of its own backward pass."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -63,28 +63,33 @@ class Ear:
         """What is known of passes of a kind; None where they need a tape."""
         return self._plans.get(key)
 
-    @contextmanager
     def hear_known(
-        self, plan: Plan, measures: Mapping[str, Measure], factors: Tensor
-    ) -> Iterator[tuple[KnownPass, Collector]]:
-        """Follow a pass by hooks; what was collected counts if there is no doubt in the end."""
-        collector = Collector(measures, len(factors), factors)
-        known = KnownPass(plan, len(factors), collector)
+        self, plan: Plan, measures: Mapping[str, Measure], weights: Tensor, scale: float
+    ) -> tuple[KnownPass, Collector]:
+        """A context that follows a pass by hooks; what was collected counts if there is no doubt in the end."""
+        num_examples = len(weights)
+        collector = Collector(measures, num_examples, weights, scale)
+        known = KnownPass(plan, num_examples, collector)
         collector.attach(known)
-        with known.following():
-            yield known, collector
+        return known, collector
 
     @contextmanager
     def hear_new(
-        self, key: object, plan: Plan, model: nn.Module, measures: Mapping[str, Measure], factors: Tensor
+        self,
+        key: object,
+        plan: Plan,
+        model: nn.Module,
+        measures: Mapping[str, Measure],
+        weights: Tensor,
+        scale: float,
     ) -> Iterator[Collector]:
         """Follow a pass by a tape, and find out whether the next ones of its kind can do without."""
-        collector = Collector(measures, len(factors), factors)
+        collector = Collector(measures, len(weights), weights, scale)
         tape = self._engine.tape(model, plan.params, plan.params, collector)
         plan.layers.extend(tape.layers)
         plan.dims.update(self._engine.dims)
-        with tape.following(len(factors)), ExitStack() as stack:
-            found = stack.enter_context(self.hear_known(plan, measures, factors)) if key not in self._plans else None
+        found = self.hear_known(plan, measures, weights, scale) if key not in self._plans else None
+        with tape.following(len(weights)), nullcontext() if found is None else found[0]:
             yield collector
         self._engine.irregular.update(tape.irregular)
         if found is not None:

@@ -11,8 +11,9 @@ in buffers that fit the cache, and measured entry by entry.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -21,7 +22,13 @@ from dasgrad.moments import BuiltinMoments
 from dasgrad.scoring import kernels, native, own
 from dasgrad.scoring.forms import Dense, Form, Outer, Rows, Slice, SparseOuter
 from dasgrad.scoring.own import OwnTerms, rows_of
-from dasgrad.scoring.preconditioned import Preconditioner, Preconditioning, inverse_metric, squared_norms
+from dasgrad.scoring.preconditioned import (
+    Preconditioner,
+    Preconditioning,
+    inverse_metric,
+    read_curvature,
+    squared_norms,
+)
 from dasgrad.scoring.workspace import Workspace
 
 _BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
@@ -68,6 +75,10 @@ class Measure(ABC):
     def polynomial(self) -> tuple[Tensor | None, Tensor | None]:
         """Q and C where Σₖ fₖ(gₖ) − fₖ(0) = Σₖ Qₖ gₖ² + Cₖ gₖ, C None where it is 0; twice None where it is not so."""
         return None, None
+
+    def curvature(self) -> native.Curvature | None:
+        """What the core computes Q from, where Q is all; None where it is not so."""
+        return None
 
     @property
     def homogeneous(self) -> bool:
@@ -180,7 +191,7 @@ class QuadraticMeasure(Measure):
         shape: of the parameter.
         device: of the parameter.
         workspace: buffers.
-        quadratic: share·c²/H in the parameter's shape; None is 1 everywhere.
+        quadratic: gives share·c²/H in the parameter's shape, when it is first needed; None is 1 everywhere.
         cross: share·2c·a/H; None without momentum.
         constant: share·a²/H; None without momentum.
     """
@@ -190,15 +201,19 @@ class QuadraticMeasure(Measure):
         shape: torch.Size,
         device: torch.device,
         workspace: Workspace,
-        quadratic: Tensor | None = None,
+        quadratic: Callable[[], Tensor] | None = None,
         cross: Tensor | None = None,
         constant: Tensor | None = None,
     ) -> None:
         super().__init__(shape, device, workspace)
-        self._quadratic = quadratic
+        self._read_quadratic = quadratic
         self._cross = cross
         self._constant = constant
         self._base = None if constant is None else constant.sum(dtype=torch.float64)
+
+    @cached_property
+    def _quadratic(self) -> Tensor | None:
+        return None if self._read_quadratic is None else self._read_quadratic()
 
     def polynomial(self) -> tuple[Tensor | None, Tensor | None]:
         return self._quadratic, self._cross
@@ -265,11 +280,26 @@ class QuadraticMeasure(Measure):
         return total
 
     def select(self, rows: slice) -> Measure:
-        quadratic, cross, constant = (
-            None if part is None else part[rows] for part in (self._quadratic, self._cross, self._constant)
+        quadratic, cross, constant = self._quadratic, self._cross, self._constant
+        return QuadraticMeasure(
+            _sliced(self.shape, rows),
+            self.device,
+            self.workspace,
+            None if quadratic is None else lambda: quadratic[rows],
+            None if cross is None else cross[rows],
+            None if constant is None else constant[rows],
         )
-        shape = _sliced(self.shape, rows)
-        return QuadraticMeasure(shape, self.device, self.workspace, quadratic, cross, constant)
+
+
+class FrozenMeasure(QuadraticMeasure):
+    """g²/H with the metric as it stands."""
+
+    def __init__(self, view: Preconditioning, workspace: Workspace) -> None:
+        super().__init__(view.param.shape, view.param.device, workspace, partial(_inverse, view))
+        self._view = view
+
+    def curvature(self) -> native.Curvature | None:
+        return read_curvature(self._view, self._view.state)
 
 
 class ElementwiseMeasure(Measure):
@@ -365,25 +395,33 @@ def step_measure(
     view: Preconditioning, preconditioner: Preconditioner, momentum: bool, workspace: Workspace
 ) -> Measure:
     """‖H^(−1/2)dᵢ‖² as the optimizer's state has it, times the share of its learning rate."""
-    moments, param = view.moments, view.param.detach()
+    moments, param = view.moments, view.param
     polynomial = preconditioner == "frozen" and (isinstance(moments, BuiltinMoments) or not momentum)
     if preconditioner == "own" and isinstance(moments, BuiltinMoments):
         return OwnMeasure(view, momentum, workspace)
-    if not polynomial or (view.now.eps < _SMALLEST_EPS and moments.keys):
+    if not polynomial or (view.eps < _SMALLEST_EPS and moments.keys):
         return ElementwiseMeasure(view, preconditioner, momentum, workspace)
-    dtype = torch.promote_types(param.dtype, torch.float32)
-    state: Mapping[str, Tensor] = view.state
-    if any(state[key].dtype != dtype for key in moments.keys):
-        state = {key: state[key].to(dtype) for key in moments.keys}
-    inverse = inverse_metric(view, state, dtype)
     if not momentum:
-        return QuadraticMeasure(param.shape, param.device, workspace, inverse)
+        return FrozenMeasure(view, workspace)
     assert isinstance(moments, BuiltinMoments)
-    decay = view.coupled_decay * param.to(dtype)
+    state, inverse = _state(view), _inverse(view)
+    decay = view.coupled_decay * param.detach().to(inverse.dtype)
     offset = moments.phi(moments.advance(state, decay, view.ahead), decay, view.ahead)
     slope = view.sign * moments.newest_share(view.ahead)
-    cross = inverse * offset * (2 * slope)
-    return QuadraticMeasure(param.shape, param.device, workspace, inverse * slope**2, cross, inverse * offset.square())
+    cross, constant = inverse * offset * (2 * slope), inverse * offset.square()
+    return QuadraticMeasure(param.shape, param.device, workspace, lambda: inverse * slope**2, cross, constant)
+
+
+def _state(view: Preconditioning) -> Mapping[str, Tensor]:
+    """The moments' tensors in at least float32."""
+    dtype = torch.promote_types(view.param.dtype, torch.float32)
+    if all(view.state[key].dtype == dtype for key in view.moments.keys):
+        return view.state
+    return {key: view.state[key].to(dtype) for key in view.moments.keys}
+
+
+def _inverse(view: Preconditioning) -> Tensor:
+    return inverse_metric(view, _state(view), torch.promote_types(view.param.dtype, torch.float32))
 
 
 def _factors(form: Outer, rows: slice) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ what φ would give) and H the metric (as it stands, or as it would be after this
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -26,15 +27,26 @@ class Preconditioning:
     param: Tensor
     state: Mapping[str, Tensor]
     moments: Moments
-    now: Hyper
-    """Coefficients of the last step taken, for the metric as it stands."""
-    ahead: Hyper
-    """Coefficients of the step to come."""
+    betas: tuple[float, float]
+    eps: float
+    bias_correction: bool
+    step: float | Tensor
+    """Steps taken; read from its tensor where it is needed, which a GPU is waited for."""
     coupled_decay: float
     sign: float
     """-1 where the optimizer maximises."""
     lr_share: float
     """This group's learning rate over the largest one."""
+
+    @cached_property
+    def now(self) -> Hyper:
+        """Coefficients of the last step taken, for the metric as it stands."""
+        return Hyper(*self.betas, self.eps, max(float(self.step), 1.0), self.bias_correction)
+
+    @cached_property
+    def ahead(self) -> Hyper:
+        """Coefficients of the step to come."""
+        return Hyper(*self.betas, self.eps, float(self.step) + 1.0, self.bias_correction)
 
 
 def read_optimizer(optimizer: Optimizer) -> dict[int, Preconditioning]:
@@ -56,41 +68,52 @@ def read_optimizer(optimizer: Optimizer) -> dict[int, Preconditioning]:
                 f'`ExampleScorer(score="dasgrad")` needs DASGrad or an optimizer with Adam\'s options, got '
                 f'{type(optimizer).__name__}; use score="gradient" with it.'
             )
-        beta1, beta2 = (float(beta) for beta in group["betas"])
+        beta1, beta2 = group["betas"]
         decoupled = group.get("decoupled_weight_decay", False)
+        describe = partial(
+            Preconditioning,
+            moments=moments,
+            betas=(float(beta1), float(beta2)),
+            eps=float(group["eps"]),
+            bias_correction=bias_correction,
+            coupled_decay=0.0 if decoupled else float(group.get("weight_decay", 0.0)),
+            sign=-1.0 if group.get("maximize") else 1.0,
+            lr_share=float(group["lr"]) / largest if largest > 0 else 1.0,
+        )
         for param in group["params"]:
             state = optimizer.state.get(param, {})
-            step = float(state["step"]) if "step" in state else 0.0
-            missing = [key for key in moments.keys if key not in state] if "step" in state else []
+            if "step" not in state:
+                found[id(param)] = describe(param, moments.init_state(param.detach()), step=0.0)
+                continue
+            missing = [key for key in moments.keys if key not in state]
             if missing:
                 raise ValueError(
                     f'`ExampleScorer(score="dasgrad")` needs {", ".join(missing)} in the optimizer\'s state, got '
                     f'{type(optimizer).__name__} with {", ".join(state)}; use score="gradient" with it.'
                 )
-            options = (beta1, beta2, float(group["eps"]))
-            found[id(param)] = Preconditioning(
-                param=param,
-                state=state if "step" in state else moments.init_state(param.detach()),
-                moments=moments,
-                now=Hyper(*options, max(step, 1.0), bias_correction),
-                ahead=Hyper(*options, step + 1.0, bias_correction),
-                coupled_decay=0.0 if decoupled else float(group.get("weight_decay", 0.0)),
-                sign=-1.0 if group.get("maximize") else 1.0,
-                lr_share=float(group["lr"]) / largest if largest > 0 else 1.0,
-            )
+            found[id(param)] = describe(param, state, step=state["step"])
     return found
+
+
+def read_curvature(view: Preconditioning, state: Mapping[str, Tensor]) -> native.Curvature | None:
+    """What the core computes lr_share/H from; None where it cannot."""
+    moments = view.moments
+    if type(moments).metric is not Moments.metric:
+        return None
+    curvature = moments.psi(state, view.now)
+    if curvature.shape != view.param.shape or not curvature.is_contiguous() or not native.supports(curvature):
+        return None
+    correction = float(moments.corrections(view.now)[1]) if view.bias_correction else 1.0
+    return curvature, (correction**-0.5, view.eps, view.lr_share)
 
 
 def inverse_metric(view: Preconditioning, state: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     """lr_share/H in the parameter's shape, for the metric as it stands."""
-    moments, now, param = view.moments, view.now, view.param
-    if type(moments).metric is Moments.metric:
-        curvature = moments.psi(state, now)
-        if curvature.shape == param.shape and curvature.is_contiguous() and native.supports(curvature):
-            correction = float(moments.corrections(now)[1]) if now.bias_correction else 1.0
-            return native.inverse_metric(curvature, correction**-0.5, now.eps, view.lr_share)
-    inverse = moments.metric(state, now).to(device=param.device, dtype=dtype).reciprocal()
-    return (inverse if view.lr_share == 1 else inverse.mul_(view.lr_share)).expand(param.shape)
+    found = read_curvature(view, state)
+    if found is not None:
+        return native.inverse_metric(found[0], *found[1])
+    inverse = view.moments.metric(state, view.now).to(device=view.param.device, dtype=dtype).reciprocal()
+    return (inverse if view.lr_share == 1 else inverse.mul_(view.lr_share)).expand(view.param.shape)
 
 
 def squared_norms(gradients_B: Tensor, view: Preconditioning, preconditioner: Preconditioner, momentum: bool) -> Tensor:

@@ -38,8 +38,8 @@ class Findings:
 
 def kind_of(data: Any, params: Iterable[str]) -> object:
     """What decides whether data must be probed anew: types, numbers of dimensions, what is scored."""
-    shapes = tuple((leaf.dtype, leaf.dim()) for leaf in nested.leaves(data))
-    return shapes, tuple(params), nested.count_examples(data) > 1
+    leaves = nested.leaves(data)
+    return tuple([(leaf.dtype, leaf.dim()) for leaf in leaves]), tuple(params), nested.count_examples(leaves) > 1
 
 
 def few_of(data: Any) -> Any:

@@ -15,7 +15,8 @@ from dasgrad import nested
 from dasgrad.progress import Progress, show_progress
 from dasgrad.scoring import cheap
 from dasgrad.scoring.chunks import WithinMemory, read_chunks
-from dasgrad.scoring.engine import Engine, add_bases
+from dasgrad.scoring.collector import add_bases
+from dasgrad.scoring.engine import Engine
 from dasgrad.scoring.explanation import Explanation, explain
 from dasgrad.scoring.isolation import device_of, training_batch_norms, untouched, unwrap
 from dasgrad.scoring.known import Plan, structure_of
@@ -210,12 +211,13 @@ class ExampleScorer:
         heard, plan = Heard(), self._ear.recall(key)
         params = self._scored_parameters() if plan is None else plan.params
         measures = self._measures(params)
-        factors = batch.weights.to(next(iter(params.values())).device) * (scale / max(1, len(batch.weights)))
+        weights, scale = batch.weights, scale / max(1, len(batch.weights))
         if plan is not None:
-            with self._ear.hear_known(plan, measures, factors) as (known, collector):
+            known, collector = self._ear.hear_known(plan, measures, weights, scale)
+            with known:
                 yield heard
             if known.sure:
-                heard.fill(self._roots(add_bases(measures, collector.total()), params))
+                heard.fill(collector.lengths(self._precise(params)))
             else:
                 self._ear.forget(key)
                 heard.fill(self(batch.data))
@@ -225,13 +227,13 @@ class ExampleScorer:
         if not self._engine.knows(params, data):
             with untouched(self._announced_model()):
                 self._engine.look(function, params, data)
-        with self._ear.hear_new(key, Plan(params, holds), self.model, measures, factors) as collector:
+        with self._ear.hear_new(key, Plan(params, holds), self.model, measures, weights, scale) as collector:
             yield heard
         total = add_bases(measures, collector.total())
         if self._engine.irregular:
             with untouched(self.model):
                 self._engine.add_by_fallback(function, measures, data, total)
-        heard.fill(self._roots(total, params))
+        heard.fill(total.clamp(min=0.0).sqrt().to(self._precise(params)))
 
     def explain(self, data: Any, targets: Any = None) -> Explanation:
         """Which rule serves each parameter, its share of the cost, what fell back and why, on a batch.
@@ -402,12 +404,9 @@ class ExampleScorer:
                     "its chunks by itself."
                 )
 
-    def _roots(self, squares: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        return squares.clamp_(min=0.0).sqrt_().to(self._precise(params))
-
     def _precise(self, params: Mapping[str, Tensor]) -> torch.dtype:
         """At least float32, and no less than the passes are computed in."""
-        dtypes = [param.dtype for param in params.values()] if self._dtype is None else [self._dtype]
+        dtypes = {param.dtype for param in params.values()} if self._dtype is None else {self._dtype}
         return functools.reduce(torch.promote_types, dtypes, torch.float32)
 
     def _measures(self, params: Mapping[str, Tensor]) -> dict[str, Measure]:

@@ -1,8 +1,9 @@
-"""A linear layer read once: its output and its share of the scores out of one pass over the data.
+"""Linear layers at once: output and share of the scores out of one pass over the data, or the whole share in one call.
 
 Where a layer's input is the data themselves, reading them is all the cost: logistic regression reads each
 example for the forward pass and once more for (b²)ᵀH^(−1)(x²). But x²H^(−1)ᵀ does not depend on b, and can be
-computed beside x Wᵀ; so can, with momentum, what its product with b is summed to.
+computed beside x Wᵀ; so can, with momentum, what its product with b is summed to. In a training step of a small model
+each call takes longer than its arithmetic: there weight and bias are measured in one.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from dasgrad.scoring import kernels, native
 from dasgrad.scoring.measures import Measure
+
+_SMALL = 2**18
+"""Entries of a weight that stay in a core's cache while it goes through the examples a few at a time."""
 
 
 class LinearShortcut:
@@ -40,3 +44,25 @@ class LinearShortcut:
         else:
             return None
         return output
+
+    def add_share(self, names: Mapping[str, str], x: Tensor, gradient: Tensor, before: Tensor | None) -> Tensor | None:
+        """``[B, k], [B, o] -> [B]`` float64: the share of a small layer's parameters; None where each is to be asked.
+
+        Args:
+            names: of the scored ones among its weight and bias, as measures know them.
+            x: the layer's input.
+            gradient: at its output.
+            before: the share of other layers, ``[B]`` float64, to be added; None is 0.
+        """
+        if "weight" not in names or not native.supports(x) or gradient.dtype != x.dtype:
+            return None
+        measure = self._measures[names["weight"]]
+        if measure.shape.numel() > _SMALL:
+            return None
+        weight = measure.curvature()
+        bias = self._measures[names["bias"]].curvature() if "bias" in names else None
+        if weight is None or ("bias" in names and bias is None):
+            return None
+        if weight[0].dtype != x.dtype or (bias is not None and bias[0].dtype != x.dtype):
+            return None
+        return native.frozen_layer(gradient, x, weight, bias, measure.workspace, before)

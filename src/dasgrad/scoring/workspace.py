@@ -15,11 +15,15 @@ class Workspace:
     def take(self, purpose: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """An uninitialised tensor of this shape, with the dtype and device of ``like``."""
         size = math.prod(shape)
+        return self.reserve(purpose, size, like)[:size].view(shape)
+
+    def reserve(self, purpose: str, size: int, like: Tensor) -> Tensor:
+        """The same with one dimension, of at least this size."""
         key = (purpose, like.dtype, like.device)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < size:
             buffer = self._buffers[key] = torch.empty(size, dtype=like.dtype, device=like.device)
-        return buffer[:size].view(shape)
+        return buffer
 
     def clear(self) -> None:
         """Give the memory back."""

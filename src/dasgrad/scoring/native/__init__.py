@@ -14,6 +14,7 @@ from torch import Tensor
 from dasgrad import shared_library
 from dasgrad.scoring.forms import SparseOuter
 from dasgrad.scoring.native import threads
+from dasgrad.scoring.workspace import Workspace
 
 FEW_OUTPUTS = 32
 """Up to so many outputs `quadratic_outer_products` is faster than a matrix product."""
@@ -22,18 +23,36 @@ _WORTH_A_THREAD = 2**19
 _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _DENSE = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _OUTER = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
-_QUADRATIC = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
+_QUADRATIC = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
 _SPARSE = [_POINTER] * 4 + [_INTEGER] * 3
 _OWN_SPARSE = (None, [*_SPARSE, _POINTER, _POINTER, _POINTER])
 _QUADRATIC_SPARSE = (None, [*_SPARSE, _POINTER, _POINTER, _POINTER])
 _LINEAR = (None, [_POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
 _INVERSE = (None, [_POINTER, _INTEGER, ctypes.c_double, ctypes.c_double, ctypes.c_double, _POINTER])
+
+
+class _FrozenLayer(ctypes.Structure):
+    """As in measures.cpp."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("left", "right", "weight", "bias", "inverse", "before", "totals")),
+        *((name, _INTEGER) for name in ("num_examples", "num_rows", "num_columns")),
+        *((f"{name}_of_{part}", ctypes.c_double) for part in ("weight", "bias") for name in ("scale", "eps", "share")),
+    )
+
+
+_LAYER = (None, [ctypes.POINTER(_FrozenLayer), ctypes.POINTER(threads.Threads)])
+_LENGTHS = (None, [_POINTER, _POINTER, ctypes.c_double, _INTEGER, _POINTER])
 _library = shared_library.load(
     Path(__file__).parent,
     "measures",
     {
+        "dasgrad_frozen_layer32": _LAYER,
+        "dasgrad_frozen_layer64": _LAYER,
         "dasgrad_inverse_metric32": _INVERSE,
         "dasgrad_inverse_metric64": _INVERSE,
+        "dasgrad_lengths32": _LENGTHS,
+        "dasgrad_lengths64": _LENGTHS,
         "dasgrad_linear_with_squares16": _LINEAR,
         "dasgrad_linear_with_squares32": _LINEAR,
         "dasgrad_linear_with_squares64": _LINEAR,
@@ -115,16 +134,16 @@ def polynomial_entries(gradients_B: Tensor, quadratic: Tensor | None, cross: Ten
 
 def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor) -> Tensor:
     """``[b, o], [b, k], [o, k] -> [b]`` float64: (left²)ᵀ Q (right²), for few outputs o."""
-    squares, right, quadratic = left_B.square(), right_B.contiguous(), quadratic.contiguous()
+    left, right, quadratic = left_B.contiguous(), right_B.contiguous(), quadratic.contiguous()
     num_rows, num_columns = quadratic.shape
-    assert squares.dtype == right.dtype == quadratic.dtype
-    assert (squares.shape[1], right.shape[1]) == (num_rows, num_columns)
+    assert left.dtype == right.dtype == quadratic.dtype
+    assert (left.shape[1], right.shape[1]) == (num_rows, num_columns)
     function = getattr(_library, f"dasgrad_quadratic{_BITS[right.dtype]}")
 
-    lefts, rights, matrix = _rows(squares), _rows(right), quadratic.data_ptr()
+    lefts, rights, matrix = _rows(left), _rows(right), quadratic.data_ptr()
 
     def part(first: int, last: int, totals: Rows) -> None:
-        function(lefts(first), rights(first), last - first, num_rows, num_columns, matrix, totals(first))
+        function(lefts(first), rights(first), last - first, num_rows, num_columns, matrix, None, totals(first))
 
     return _in_threads(part, len(right), num_columns * num_rows // 8)
 
@@ -169,6 +188,53 @@ def inverse_metric(curvature: Tensor, scale: float, eps: float, share: float) ->
     function = getattr(_library, f"dasgrad_inverse_metric{_BITS[curvature.dtype]}")
     function(curvature.data_ptr(), curvature.numel(), scale, eps, share, inverse.data_ptr())
     return inverse
+
+
+Curvature = tuple[Tensor, tuple[float, float, float]]
+"""A contiguous v, and scale, eps and share of `inverse_metric`."""
+
+
+def frozen_layer(
+    left_B: Tensor,
+    right_B: Tensor,
+    weight: Curvature,
+    bias: Curvature | None,
+    workspace: Workspace,
+    before: Tensor | None = None,
+) -> Tensor:
+    """``[B, o], [B, k] -> [B]`` float64: (left²)ᵀ(Q right² + q), Q and q the inverse metrics of weight and bias.
+
+    What other layers added before, ``[B]`` float64, is added to it.
+    """
+    left, right, curvature = left_B.contiguous(), right_B.contiguous(), weight[0]
+    num_examples, (num_rows, num_columns) = left.shape[0], curvature.shape
+    assert left.dtype == right.dtype == curvature.dtype
+    assert curvature.is_contiguous()
+    assert left.shape == (num_examples, num_rows)
+    assert right.shape == (num_examples, num_columns)
+    assert bias is None or (bias[0].dtype == left.dtype and bias[0].shape == (num_rows,) and bias[0].is_contiguous())
+    assert before is None or (before.dtype == torch.float64 and before.shape == (num_examples,))
+    inverse = workspace.reserve("inverse metrics", num_rows * (num_columns + 1), curvature)
+    totals = torch.empty(num_examples, dtype=torch.float64)
+    layer = _FrozenLayer(
+        left.data_ptr(), right.data_ptr(), curvature.data_ptr(), None if bias is None else bias[0].data_ptr(),
+        inverse.data_ptr(), None if before is None else before.data_ptr(), totals.data_ptr(), num_examples, num_rows,
+        num_columns, *weight[1], *(bias or weight)[1],
+    )  # fmt: skip
+    function = getattr(_library, f"dasgrad_frozen_layer{_BITS[left.dtype]}")
+    function(layer, threads.of_torch(_worthwhile_threads(num_examples * num_rows * num_columns // 8)))
+    return totals
+
+
+def lengths(totals: Tensor, weights: Tensor, scale: float) -> Tensor:
+    """``[B]`` float64, ``[B] -> [B]`` in the type of ``weights``: √total / (scale · weight)."""
+    totals, weights = totals.contiguous(), weights.contiguous()
+    assert totals.dtype == torch.float64
+    assert totals.shape == weights.shape
+    roots = torch.empty_like(weights)
+    function = getattr(_library, f"dasgrad_lengths{_BITS[weights.dtype]}")
+    function(totals.data_ptr(), weights.data_ptr(), scale, roots.numel(), roots.data_ptr())
+    return roots
 
 
 def own_sparse_products(left_B: Tensor, right: SparseOuter, arrays: Arrays, coefficients: Coefficients) -> Tensor:
@@ -220,7 +286,11 @@ def _rows(matrix: Tensor) -> Rows:
 def _in_threads(part: Callable[[int, int, Rows], None], num_examples: int, size: int) -> Tensor:
     """Totals of all examples, shared out over as many threads as torch uses."""
     totals = torch.empty(num_examples, dtype=torch.float64)
-    num_threads = max(1, min(torch.get_num_threads(), num_examples * size // _WORTH_A_THREAD))
     places = _rows(totals)
+    num_threads = _worthwhile_threads(num_examples * size)
     threads.share_out(lambda first, last: part(first, last, places), num_examples, num_threads)
     return totals
+
+
+def _worthwhile_threads(num_entries: int) -> int:
+    return max(1, min(torch.get_num_threads(), num_entries // _WORTH_A_THREAD))

@@ -10,9 +10,9 @@
 // or sparse. One pass, no temporaries; up to kSpan entries are summed in the type of the gradients, these sums in
 // double. Where right is sparse the shares of zero gradients are taken off, as the rest of the row has them.
 //
-// `quadratic`: the metric is frozen and the layer has few outputs, sum_k right_k^2 sum_o left_o^2 Q_ok. A matrix
-// product with so few columns runs far below the machine's speed, and would need right^2 in memory. With a sparse
-// right, of any number of outputs, and with a term that is linear in the gradient.
+// `quadratic`: the metric is frozen and the layer is small, sum_k right_k^2 sum_o left_o^2 Q_ok, the layer's bias as a
+// column more of Q. A matrix product with few columns runs far below the machine's speed, and would need right^2 in
+// memory. With a sparse right, of any number of outputs, and with a term that is linear in the gradient.
 //
 // `polynomial`: the metric is frozen and gradients are there, sum_k Q_k g_k^2 + C_k g_k in one reading.
 //
@@ -21,6 +21,11 @@
 // with everything else in float.
 //
 // `inverse_metric`: share / (scale sqrt(v) + eps), the metric's inverse, in one pass.
+//
+// `frozen_layer`: both of these for a layer's weight and bias in one call, from v to what the layer adds to each example,
+// for training steps so small that calls take longer than their arithmetic. It is given the caller's threads.
+//
+// `lengths`: from the layers' sums to scores, sqrt(total) / (scale weight).
 //
 // Nothing is allocated or remembered between calls, and arguments are checked by the caller.
 
@@ -313,41 +318,53 @@ DASGRAD_INLINE void load(Lanes<float>& lanes, const Bfloat16* from) {
 #endif
 }
 
-// `squares` are left^2, [num_examples, num_rows].
+constexpr int64_t kRowsAtOnce = 256;  // of Q, whose factors left^2 are kept on the stack
+
+// `bias` null: no input beside right that is 1 for every example.
 template <typename Real>
-DASGRAD_INLINE void sum_quadratic(const Real* squares, const Real* right, int64_t num_examples, int64_t num_rows,
-                                  int64_t num_columns, const Real* quadratic, double* totals) {
+DASGRAD_INLINE void sum_quadratic(const Real* left, const Real* right, int64_t num_examples, int64_t num_rows,
+                                  int64_t num_columns, const Real* quadratic, const Real* bias, double* totals) {
   constexpr int kSize = Lanes<Real>::kSize;
   const int64_t whole = num_columns - num_columns % kSize;
+  Real squares[kRowsAtOnce][kTogether];
   for (int64_t i = 0; i < num_examples; i += kTogether) {
     const int64_t together = num_examples - i < kTogether ? num_examples - i : kTogether;
-    const Real *left[kTogether], *x[kTogether];
+    const Real *b[kTogether], *x[kTogether];
     for (int64_t e = 0; e < kTogether; ++e) {  // rows past the end repeat the last one; their sums are thrown away
       const int64_t at = i + (e < together ? e : together - 1);
-      left[e] = squares + at * num_rows;
+      b[e] = left + at * num_rows;
       x[e] = right + at * num_columns;
     }
     Lanes<Real> sums[kTogether], products[kTogether], values, of_squares;
     double rest[kTogether] = {};
     for (int e = 0; e < kTogether; ++e) sums[e].clear();
-    for (int64_t k = 0; k < whole; k += kSize) {
-      for (int e = 0; e < kTogether; ++e) products[e].clear();
-      for (int64_t row = 0; row < num_rows; ++row) {
-        values.load(quadratic + row * num_columns + k);
-        for (int e = 0; e < kTogether; ++e) products[e].add_product(left[e][row], values);
+    for (int64_t first = 0; first < num_rows; first += kRowsAtOnce) {
+      const int64_t rows = num_rows - first < kRowsAtOnce ? num_rows - first : kRowsAtOnce;
+      const Real* matrix = quadratic + first * num_columns;
+      for (int64_t row = 0; row < rows; ++row)
+        for (int e = 0; e < kTogether; ++e) squares[row][e] = b[e][first + row] * b[e][first + row];
+      if (bias)
+        for (int64_t row = 0; row < rows; ++row)
+          for (int e = 0; e < kTogether; ++e) rest[e] += squares[row][e] * bias[first + row];
+      for (int64_t k = 0; k < whole; k += kSize) {
+        for (int e = 0; e < kTogether; ++e) products[e].clear();
+        for (int64_t row = 0; row < rows; ++row) {
+          values.load(matrix + row * num_columns + k);
+          for (int e = 0; e < kTogether; ++e) products[e].add_product(squares[row][e], values);
+        }
+        for (int e = 0; e < kTogether; ++e) {
+          values.load(x[e] + k);
+          values.square_into(of_squares);
+          sums[e].add_product(products[e], of_squares);
+        }
       }
-      for (int e = 0; e < kTogether; ++e) {
-        values.load(x[e] + k);
-        values.square_into(of_squares);
-        sums[e].add_product(products[e], of_squares);
-      }
+      for (int64_t k = whole; k < num_columns; ++k)
+        for (int e = 0; e < kTogether; ++e) {
+          double product = 0;
+          for (int64_t row = 0; row < rows; ++row) product += squares[row][e] * matrix[row * num_columns + k];
+          rest[e] += product * x[e][k] * x[e][k];
+        }
     }
-    for (int64_t k = whole; k < num_columns; ++k)
-      for (int e = 0; e < kTogether; ++e) {
-        double product = 0;
-        for (int64_t row = 0; row < num_rows; ++row) product += left[e][row] * quadratic[row * num_columns + k];
-        rest[e] += product * x[e][k] * x[e][k];
-      }
     for (int64_t e = 0; e < together; ++e) totals[i + e] = sums[e].sum() + rest[e];
   }
 }
@@ -477,14 +494,87 @@ DASGRAD_CLONES void outer64(const double* left, const double* right, int64_t num
   sum_outer(left, right, num_examples, num_rows, num_columns, terms, totals);
 }
 
-DASGRAD_CLONES void quadratic32(const float* squares, const float* right, int64_t num_examples, int64_t num_rows,
-                                int64_t num_columns, const float* quadratic, double* totals) {
-  sum_quadratic(squares, right, num_examples, num_rows, num_columns, quadratic, totals);
+DASGRAD_CLONES void quadratic32(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
+                                int64_t num_columns, const float* quadratic, const float* bias, double* totals) {
+  sum_quadratic(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
 }
 
-DASGRAD_CLONES void quadratic64(const double* squares, const double* right, int64_t num_examples, int64_t num_rows,
-                                int64_t num_columns, const double* quadratic, double* totals) {
-  sum_quadratic(squares, right, num_examples, num_rows, num_columns, quadratic, totals);
+DASGRAD_CLONES void quadratic64(const double* left, const double* right, int64_t num_examples, int64_t num_rows,
+                                int64_t num_columns, const double* quadratic, const double* bias, double* totals) {
+  sum_quadratic(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
+}
+
+DASGRAD_INLINE void invert(const float* v, int64_t size, const double* c, float* inverse) {
+  invert32(v, size, float(c[0]), float(c[1]), float(c[2]), inverse);
+}
+DASGRAD_INLINE void invert(const double* v, int64_t size, const double* c, double* inverse) {
+  invert64(v, size, c[0], c[1], c[2], inverse);
+}
+DASGRAD_INLINE void quadratic(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
+                              int64_t num_columns, const float* matrix, const float* bias, double* totals) {
+  quadratic32(left, right, num_examples, num_rows, num_columns, matrix, bias, totals);
+}
+DASGRAD_INLINE void quadratic(const double* left, const double* right, int64_t num_examples, int64_t num_rows,
+                              int64_t num_columns, const double* matrix, const double* bias, double* totals) {
+  quadratic64(left, right, num_examples, num_rows, num_columns, matrix, bias, totals);
+}
+
+// The OpenMP that the caller computes with, by its own functions; `parallel` null: this thread alone.
+struct Threads {
+  void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
+  int (*rank)();
+  int (*size)();
+  int64_t number;
+};
+
+// part(first, last) for all of [0, number).
+template <typename Part>
+void share_out(const Threads& threads, int64_t number, const Part& part) {
+  if (!threads.parallel || threads.number <= 1) return part(0, number);
+  struct Work {
+    const Threads& threads;
+    int64_t number;
+    const Part& part;
+  } work = {threads, number, part};
+  threads.parallel(
+      [](void* argument) {
+        const Work& w = *static_cast<const Work*>(argument);
+        const int64_t rank = w.threads.rank(), size = w.threads.size();
+        w.part(w.number * rank / size, w.number * (rank + 1) / size);
+      },
+      &work, unsigned(threads.number), 0);
+}
+
+template <typename Real>
+struct FrozenLayer {
+  const Real *left, *right;    // [num_examples, num_rows], [num_examples, num_columns]
+  const Real *weight, *bias;   // v of each; bias null: none is scored
+  Real* inverse;               // room for both metrics
+  const double* before;        // [num_examples], what other layers added; null: nothing
+  double* totals;              // [num_examples]
+  int64_t num_examples, num_rows, num_columns;
+  double coefficients[2][3];   // scale, eps and share of weight and bias
+};
+
+template <typename Real>
+void measure_layer(const FrozenLayer<Real>& layer, const Threads& threads) {
+  const int64_t size = layer.num_rows * layer.num_columns;
+  Real* bias = layer.bias ? layer.inverse + size : nullptr;
+  if (bias) invert(layer.bias, layer.num_rows, layer.coefficients[1], bias);
+  share_out(threads, size, [&](int64_t first, int64_t last) {
+    invert(layer.weight + first, last - first, layer.coefficients[0], layer.inverse + first);
+  });
+  share_out(threads, layer.num_examples, [&](int64_t first, int64_t last) {
+    quadratic(layer.left + first * layer.num_rows, layer.right + first * layer.num_columns, last - first,
+              layer.num_rows, layer.num_columns, layer.inverse, bias, layer.totals + first);
+    if (layer.before)
+      for (int64_t i = first; i < last; ++i) layer.totals[i] += layer.before[i];
+  });
+}
+
+template <typename Real>
+void take_roots(const double* totals, const Real* weights, double scale, int64_t num_examples, Real* lengths) {
+  for (int64_t i = 0; i < num_examples; ++i) lengths[i] = Real(std::sqrt(totals[i]) / (scale * weights[i]));
 }
 
 DASGRAD_CLONES void linear16(const Bfloat16* x, int64_t num_examples, const Layer<float>& layer) {
@@ -572,16 +662,35 @@ DASGRAD_EXPORT void dasgrad_polynomial64(const double* gradients, int64_t num_ex
   polynomial64(gradients, num_examples, size, quadratic, cross, totals);
 }
 
-DASGRAD_EXPORT void dasgrad_quadratic32(const float* squares, const float* right, int64_t num_examples,
+DASGRAD_EXPORT void dasgrad_quadratic32(const float* left, const float* right, int64_t num_examples,
                                         int64_t num_rows, int64_t num_columns, const float* quadratic,
-                                        double* totals) {
-  quadratic32(squares, right, num_examples, num_rows, num_columns, quadratic, totals);
+                                        const float* bias, double* totals) {
+  quadratic32(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
 }
 
-DASGRAD_EXPORT void dasgrad_quadratic64(const double* squares, const double* right, int64_t num_examples,
+DASGRAD_EXPORT void dasgrad_quadratic64(const double* left, const double* right, int64_t num_examples,
                                         int64_t num_rows, int64_t num_columns, const double* quadratic,
-                                        double* totals) {
-  quadratic64(squares, right, num_examples, num_rows, num_columns, quadratic, totals);
+                                        const double* bias, double* totals) {
+  quadratic64(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
+}
+
+// The bits are those of the type of weights and results.
+DASGRAD_EXPORT void dasgrad_lengths32(const double* totals, const float* weights, double scale, int64_t num_examples,
+                                      float* lengths) {
+  take_roots(totals, weights, scale, num_examples, lengths);
+}
+
+DASGRAD_EXPORT void dasgrad_lengths64(const double* totals, const double* weights, double scale, int64_t num_examples,
+                                      double* lengths) {
+  take_roots(totals, weights, scale, num_examples, lengths);
+}
+
+DASGRAD_EXPORT void dasgrad_frozen_layer32(const FrozenLayer<float>* layer, const Threads* threads) {
+  measure_layer(*layer, *threads);
+}
+
+DASGRAD_EXPORT void dasgrad_frozen_layer64(const FrozenLayer<double>* layer, const Threads* threads) {
+  measure_layer(*layer, *threads);
 }
 
 // `coefficients`: gain, slope, sign, eps. `arrays`: floor, past, decay or null, offset or null.

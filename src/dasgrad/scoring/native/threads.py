@@ -6,6 +6,7 @@ OpenMP library that torch has loaded; where that is not the GNU one, to threads 
 """
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,33 @@ def _find_openmp() -> ctypes.CDLL | None:
 
 
 _openmp = _find_openmp()
+
+
+class Threads(ctypes.Structure):
+    """torch's threads for a core that shares out its work itself; null pointers where they cannot be had."""
+
+    _fields_ = (
+        ("parallel", ctypes.c_void_p),
+        ("rank", ctypes.c_void_p),
+        ("size", ctypes.c_void_p),
+        ("number", ctypes.c_int64),
+    )
+
+
+@functools.cache
+def of_torch(number: int) -> Threads:
+    """So many of torch's threads."""
+    return Threads(*_ADDRESSES, number)
+
+
+def _addresses() -> tuple[int | None, ...]:
+    if _openmp is None:
+        return None, None, None
+    functions = (_openmp.GOMP_parallel, _openmp.omp_get_thread_num, _openmp.omp_get_num_threads)
+    return tuple(ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+
+
+_ADDRESSES = _addresses()
 
 
 def share_out(part: Part, num_examples: int, num_threads: int) -> None:
