@@ -9,12 +9,13 @@ the moment at which it is asked for.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dasgrad.sampling import cumulative_sums
 
-AHEAD = 4096  # draws; with more, the calls around them are no longer worth saving
+AHEAD = 16_384  # draws; with more, the calls around them are no longer worth saving
 
 Lookup = Callable[..., tuple[Tensor, Tensor]]
 
@@ -41,10 +42,8 @@ class BatchDraws:
         self._max_ahead = max(1, AHEAD // batch_size) if device.type == "cpu" and not self._searched else 1
         self._uniforms: Any  # rows of B made ahead, in numpy, whose calls on a row cost half of torch's
         self._next: int  # the row of the next batch; those before it are used up
-        self._start: int  # rows from here to the end are looked up:
-        self._end: int
-        self._indices: Any
-        self._weights: Any
+        self._end: int  # rows from the next one to this are looked up:
+        self._looked_up: list[tuple[Tensor, Tensor]]  # the next one last
         self._num_ahead: int  # rows to look up the next time
         self._forget_uniforms()
 
@@ -71,9 +70,8 @@ class BatchDraws:
             return look_up(u, stratified=self._stratified)
         if self._next == self._end:
             self._look_ahead(look_up)
-        row = self._next - self._start
         self._next += 1
-        return torch.from_numpy(self._indices[row].copy()), torch.from_numpy(self._weights[row].copy())
+        return self._looked_up.pop()
 
     def draw_batches(self, num: int, look_up: Lookup) -> tuple[Tensor, Tensor]:
         """What as many calls of `draw_batch` give, ``[num, B]``; where that is faster, looked up in one call."""
@@ -106,8 +104,9 @@ class BatchDraws:
         slices = torch.arange(self._batch_size, device=self._device)
         placed = (u + slices) / self._batch_size if self._stratified else u.clone()
         indices, weights = look_up(placed.flatten(), stratified=False)
-        self._indices, self._weights = indices.view_as(u).numpy(), weights.view_as(u).numpy()
-        self._start, self._end = self._next, self._next + len(u)
+        rows = zip(indices.view_as(u).unbind(), weights.view_as(u).unbind(), strict=True)
+        self._looked_up = list(rows)[::-1]
+        self._end = self._next + len(u)
         self._num_ahead = min(2 * self._num_ahead, self._max_ahead)
 
     # --- uniforms -------------------------------------------------------------------------------------
@@ -184,11 +183,20 @@ class Cover:
 
     def _shuffle(self) -> None:
         self._before = self._generator.get_state()  # the order is a function of this, so it need not be saved
-        keys = torch.rand(self._shape, device=self._device, generator=self._generator)
-        self._order_KB = keys.argsort(dim=1).t().contiguous()
+        self._order_KB = self._make_order()
         self._place = torch.rand((), dtype=torch.float64, device=self._device, generator=self._generator)
         self._points_KB: Tensor | None = None
         self.position = 0
+
+    def _make_order(self) -> Tensor:
+        if self._device.type != "cpu":
+            keys = torch.rand(self._shape, device=self._device, generator=self._generator)
+            return keys.argsort(dim=1).t().contiguous()
+        # Five times as fast as sorting keys, which would cost more than all else that a large batch's draws do.
+        seed = int(torch.randint(2**63 - 1, (), generator=self._generator))
+        orders = np.tile(np.arange(self._shape[1]), (self._shape[0], 1))
+        shuffled = np.random.Generator(np.random.PCG64(seed)).permuted(orders, axis=1)
+        return torch.from_numpy(np.ascontiguousarray(shuffled.T))
 
     def num_left(self) -> int:
         """How many batches are left in this order, or in the next one where this is at its end."""

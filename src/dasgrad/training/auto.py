@@ -34,7 +34,8 @@ STATE_VERSION = 2  # version 1 summed noise over looks
 CHEAPER = ("last_layer", "loss")
 """Scores that are tried where the exact one costs much."""
 WORTH = 0.95
-"""Adaptive draws must promise to take at most this share of the time of uniform ones."""
+"""Adaptive draws must promise to take at most this share of the time of uniform ones, and a cheaper score of that which
+the exact one takes: a look is a small sample."""
 _SMALLEST_TRIAL, _LARGEST_TRIAL, _TRIAL_STEPS = 64, 4096, 30
 """How the cost of scoring is tried out: on so many examples, until a trial takes longer than a few steps."""
 _FADING = 0.5
@@ -203,7 +204,7 @@ class AutoRefresh(StepCounter):
         self._next_look = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
 
     def _allowed(self) -> float:
-        """The share of the time until the next look that one may take: more of it the more there is to win."""
+        """The share of the time until the next look that the smallest may take: more the more there is to win."""
         return self._most_auditing * max(1.0, 10 * self._promise)
 
     def _affordable(self, loader: "AdaptiveLoader", seconds: float) -> int:
@@ -214,7 +215,7 @@ class AutoRefresh(StepCounter):
             return least
         each = self._look_seconds / self._num_looked_at
         most = min(_LARGEST_AUDIT, _AUDIT_GROWTH * self._num_looked_at, num_examples)
-        return max(least, min(most, int(self._allowed() * seconds / each)))
+        return max(least, min(most, int(self._most_auditing * seconds / each)))
 
     def audit(self, loader: "AdaptiveLoader", step: int, number: int) -> "_Found":
         """Measure scores, noise and costs on some examples; draws and probabilities stay as they are."""
@@ -285,7 +286,7 @@ class AutoRefresh(StepCounter):
         seconds = self._seconds_lost(loader, self.seconds_of(str(scorer.score), loader))
         ideal = exact.factor * (1 + seconds / 3 / training) / (1 + seconds / training)
         if ideal < 0.95 * min(WORTH, *(option.factor for option in options)) and self._costs is None:
-            options += self._cheaper(loader, found, refreshing)
+            options += self._cheaper(loader, found, exact, refreshing)
         return options
 
     def _steps_beside(self, loader: "AdaptiveLoader", seconds: float, step_seconds: float) -> int:
@@ -299,7 +300,11 @@ class AutoRefresh(StepCounter):
         return seconds if loader.overlap == 0 else self._lost * seconds
 
     def _cheaper(
-        self, loader: "AdaptiveLoader", found: "_Found", refreshing: Callable[[ExampleScorer, float], _Option]
+        self,
+        loader: "AdaptiveLoader",
+        found: "_Found",
+        exact: _Option,
+        refreshing: Callable[[ExampleScorer, float], _Option],
     ) -> list[_Option]:
         options = []
         assert loader.scorer is not None
@@ -307,7 +312,9 @@ class AutoRefresh(StepCounter):
             cheaper = self._tier(loader.scorer, name)
             left = self._tier_left(loader, cheaper, name, found)
             if cheaper is not None and left is not None:
-                options.append(refreshing(cheaper, left))
+                option = refreshing(cheaper, left)
+                if option.factor < WORTH * exact.factor:
+                    options.append(option)
         return options
 
     def _tier(self, scorer: ExampleScorer, name: str) -> ExampleScorer | None:
