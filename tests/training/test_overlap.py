@@ -400,7 +400,7 @@ def test_an_error_comes_up_where_scores_were_to_take_effect_and_training_can_go_
     assert loader.num_steps == 10
     assert not loader.pending
     assert not loader.sampler.refreshed
-    loader.scorer._losses = loader._beside._twins["dasgrad"]._losses = sleepy_losses
+    loader.scorer._losses = loader._rescoring._beside._twins["dasgrad"]._losses = sleepy_losses
     seen = []
     loader.on_refresh(lambda event: seen.append(event.step))
     train(model, optimizer, loader, 12)

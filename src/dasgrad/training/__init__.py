@@ -5,7 +5,8 @@ from dasgrad.training.batch import WeightedBatch
 from dasgrad.training.captured import CapturedLoop
 from dasgrad.training.checkpoint import load_checkpoint, save_checkpoint
 from dasgrad.training.diagnosis import Diagnosis
-from dasgrad.training.loader import AdaptiveLoader, Refresh
+from dasgrad.training.loader import AdaptiveLoader
+from dasgrad.training.rescoring import Refresh
 
 __all__ = [
     "AdaptiveLoader",

@@ -2,10 +2,10 @@
 
 At steps that grow by a constant factor a random set of examples is looked at, as many as a small share of the training
 time allows: their exact scores, what the scores in use and fresh ones leave of the gradient's noise, and how large that
-noise is. With the measured cost of a step and
-of scoring, `dasgrad.training.forecast` says what each choice would take to the same loss: score all examples anew, by
-the exact score or a cheaper one; keep the scores at hand; or draw uniformly. Scores age with the logarithm of time (a
-model changes as much between steps 1,000 and 2,000 as between 100 and 200), which is why looks are spaced so.
+noise is. With the measured cost of a step and of scoring, `dasgrad.training.forecast` says what each choice would take
+to the same loss: score all examples anew, by the exact score or a cheaper one; keep the scores at hand; or draw
+uniformly. Scores age with the logarithm of time (a model changes as much between steps 1,000 and 2,000 as between 100
+and 200), which is why looks are spaced so.
 """
 
 import math
@@ -46,8 +46,6 @@ _LASTING = 2
 """Looks over which the cost of a refresh is spread: its scores mostly outlast the first."""
 _MARGIN = 1.5
 """Scoring beside training is given so many times the steps that it should take."""
-_EXAMINED = 1024
-"""Examples looked at on demand."""
 _UNKNOWN_AGING = 0.15
 """The share of what fresh scores win that is lost from one look to the next, until it was measured."""
 
@@ -468,32 +466,6 @@ class AutoRefresh(StepCounter):
 
     def __repr__(self) -> str:
         return "'auto'"
-
-
-def examine(loader: "AdaptiveLoader") -> Diagnosis:
-    """Look once at a loader that rescores at fixed steps, and say what the draws it makes are worth."""
-    looking = AutoRefresh()
-    step, step_seconds = loader.num_steps + 1, loader.step_seconds
-    found = looking.audit(loader, step, _EXAMINED)
-    score = str(loader.scorer.score) if loader.scorer is not None else ""
-    scoring_seconds = looking.seconds_of(score, loader)
-    factor, larger = found.noise.steps_factor(found.now), 1.0
-    if step_seconds is not None and loader.refresh_interval is not None:
-        factor *= 1 + loader.share_lost * scoring_seconds / (loader.refresh_interval * step_seconds)
-        larger = found.noise.larger_batch_factor(4, step_seconds, found.example_seconds)
-    return Diagnosis(
-        step=step,
-        decision="keep" if loader.sampler.refreshed else "off",
-        step_seconds=step_seconds,
-        scoring_seconds=scoring_seconds,
-        score=score,
-        noise_scale=found.noise.scale,
-        noise_left_fresh=found.fresh,
-        noise_left=found.now,
-        time_factor=factor if loader.sampler.refreshed else 1.0,
-        larger_batch_factor=larger,
-        reason=f"rescored every {loader.refresh_interval} steps",
-    )
 
 
 @dataclass(frozen=True, eq=False)

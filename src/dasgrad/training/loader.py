@@ -1,14 +1,11 @@
 """`AdaptiveLoader`: the join of data set, scorer, sampler and optimizer, for an ordinary training loop."""
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
@@ -18,30 +15,16 @@ from dasgrad.sampling import AdaptiveSampler
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.isolation import device_of
 from dasgrad.training import generators
-from dasgrad.training.ages import AgedScores
-from dasgrad.training.auto import AutoRefresh, examine
+from dasgrad.training.auto import AutoRefresh
 from dasgrad.training.batch import WeightedBatch
 from dasgrad.training.diagnosis import Diagnosis
-from dasgrad.training.fetching import Rows, SeededBatch, SeededFetches, collate, take_examples
-from dasgrad.training.overlap import Scored, ScoringBesideTraining, check_overlap
-from dasgrad.training.refresh import RefreshSchedule, StepCounter, fill_nonfinite
+from dasgrad.training.examine import examine
+from dasgrad.training.fetching import Rows, SeededBatch, SeededFetches, collate
+from dasgrad.training.overlap import Scored, check_overlap
+from dasgrad.training.refresh import RefreshSchedule, StepCounter
+from dasgrad.training.rescoring import Refresh, Rescoring
 
 STATE_VERSION = 3  # version 1 did not count batches, on which the seeds of workers depend; 2 had nothing pending
-
-
-@dataclass(frozen=True)
-class Refresh:
-    """What `AdaptiveLoader.on_refresh` callbacks are told."""
-
-    step: int
-    """The optimizer step, counted from 1, whose draw comes next."""
-    scores: Tensor
-    """``[n]``, as given to the sampler."""
-    seconds: float
-    """Wall-clock time of scoring and of rebuilding the tree."""
-    waited_seconds: float
-    """The part of it for which training stood still: all of it, or with ``overlap`` the snapshot, what was left of the
-    scoring when its scores were to take effect, and the tree."""
 
 
 class AdaptiveLoader:
@@ -121,8 +104,6 @@ class AdaptiveLoader:
         num_examples = len(dataset) if columns is None else nested.count_examples(columns)
         if num_examples == 0:
             raise ValueError("`AdaptiveLoader(dataset=...)` must hold at least one example, got 0.")
-        if nonfinite not in ("raise", "keep"):
-            raise ValueError(f"`AdaptiveLoader(nonfinite=...)` must be 'raise' or 'keep', got {nonfinite!r}.")
         direct = columns is not None and collate_fn is None and num_workers == 0
         home = nested.leaves(columns)[0].device if direct else torch.device("cpu")
         if sampler is None:
@@ -149,20 +130,6 @@ class AdaptiveLoader:
                 "`AdaptiveLoader(scorer=...)` counts optimizer steps between refreshes: give `optimizer`, for "
                 "this scorer has none."
             )
-        if sampler.floor == 0 and scorer is not None and _leaves_momentum_out(scorer):
-            raise ValueError(
-                '`ExampleScorer(momentum=False)` with weighting="update" needs `AdaptiveSampler(floor=...)` in '
-                "(0, 1), got 0.0."
-            )
-        scored = dataset if scoring_dataset is None else scoring_dataset
-        if scoring_dataset is not None:
-            scoring_columns = nested.columns_of(scored)
-            length = len(scored) if scoring_columns is None else nested.count_examples(scoring_columns)
-            if length != num_examples:
-                raise ValueError(
-                    f"`AdaptiveLoader(scoring_dataset=...)` must hold the same {num_examples} examples as the "
-                    f"data set, got {length}."
-                )
         self.dataset = dataset
         self.sampler = sampler
         self.scorer = scorer
@@ -173,26 +140,20 @@ class AdaptiveLoader:
         self._schedule = _schedule_of(len(sampler) if refresh is None else refresh)
         if optimizer is not None:
             self._schedule.count_steps_of(optimizer)
-        self._score_options: dict[str, Any] = {
-            "dataset": scored,
-            "chunk_size": scoring_chunk_size,
-            "progress": progress,
-            "collate_fn": collate_fn,
-            "num_workers": num_workers,
-        }
-        self._take_examples = partial(take_examples, scored, collate_fn)
         self.overlap = overlap
-        self._beside: ScoringBesideTraining | None = None
         check_overlap(overlap, self.refresh_interval)
-        if overlap != 0:
-            if scorer is None:
-                raise ValueError("`AdaptiveLoader(overlap=...)` needs `scorer`.")
-            few = partial(self._take_examples, torch.arange(min(num_examples, 4)))
-            self._beside = ScoringBesideTraining(scorer, self._score_options, num_examples, few)
-        self._nonfinite = nonfinite
-        self._callbacks: list[Callable[[Refresh], None]] = []
-        self._ages: AgedScores | None = None  # from the first update on
-        self._refreshed_at = 1
+        self._rescoring = Rescoring(
+            scorer,
+            sampler,
+            self._schedule,
+            dataset=dataset if scoring_dataset is None else scoring_dataset,
+            chunk_size=scoring_chunk_size,
+            progress=progress,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            overlap=overlap,
+            nonfinite=nonfinite,
+        )
         self._position = 0  # batches of this pass already handed out
         self._in_flight: deque[tuple[Tensor, Tensor]] = deque()  # drawn, not yet handed out
         self._replay: deque[tuple[Tensor, Tensor]] = deque()  # draws in flight of a loaded state
@@ -238,8 +199,7 @@ class AdaptiveLoader:
     @property
     def share_lost(self) -> float:
         """The share of the time of scoring that training loses: all of it, less beside training once it was timed."""
-        lost = self._schedule.stopwatch.lost_beside() if self.overlap != 0 else None
-        return 1.0 if lost is None else lost
+        return self._rescoring.share_lost
 
     @property
     def refresh_interval(self) -> int | None:
@@ -326,8 +286,7 @@ class AdaptiveLoader:
     def start_step(self) -> None:
         """A batch is handed out: the time of its step begins."""
         if self.scorer is not None:
-            beside = self._beside is not None and self._beside.running
-            self._schedule.stopwatch.start(self._scoring_device, beside=beside)
+            self._schedule.stopwatch.start(self._scoring_device, beside=self._rescoring.running)
 
     @property
     def num_left(self) -> int:
@@ -356,9 +315,7 @@ class AdaptiveLoader:
         else:
             if self.scorer is not None:
                 self._schedule.before_draw(self)
-                most = min(most, self._schedule.num_quiet_steps())
-                if self._beside is not None and self._beside.step is not None:  # where pending scores take effect
-                    most = min(most, self._beside.step - 1 - self.num_steps)
+                most = min(most, self._schedule.num_quiet_steps(), self._rescoring.num_quiet_steps())
             indices, weights = self.sampler.draw_batches(most)
         self._position = (self._position + len(indices)) % len(self)
         self._num_batches += len(indices)
@@ -383,13 +340,7 @@ class AdaptiveLoader:
             ValueError: for a score that is NaN or infinite, naming the example, unless ``nonfinite="keep"``.
                 The sampler keeps its last good state.
         """
-        if self.scorer is None:
-            raise ValueError("`AdaptiveLoader.refresh` needs `scorer`, got None.")
-        if indices is None:
-            self.rescore(self.scorer)
-        elif self.sampler.refreshed and len(indices) > 0:
-            chunks = indices.split(self.scoring_chunk_size)
-            self.update(indices, torch.cat([self.scorer(self.examples_for_scoring(chunk)) for chunk in chunks]))
+        self._rescoring.refresh(indices)
 
     def update(self, indices: Tensor, scores: Tensor, weights: Tensor | None = None) -> None:
         """Take scores of some examples, computed just now, on one scale with the older scores of the others.
@@ -408,50 +359,23 @@ class AdaptiveLoader:
             ValueError: without a scorer: the ages of scores given to the sampler itself are not known. Rescore by
                 the loader, or use `AdaptiveSampler.update`.
         """
-        if self.scorer is None:
-            raise ValueError("`AdaptiveLoader.update` needs `scorer`, got None.")
-        sampler = self.sampler
-        if not sampler.refreshed or len(indices) == 0:
-            return
-        indices = indices.to(sampler.device)
-        scores = scores.detach().to(sampler.device, torch.float64)
-        weights = torch.ones_like(scores) if weights is None else weights.to(scores)
-        finite = torch.isfinite(scores)
-        if self._nonfinite == "keep" and not bool(finite.all()):
-            indices, scores, weights = indices[finite], scores[finite], weights[finite]
-        step, before = self.num_steps + 1, sampler.scores if self._ages is None else None
-        sampler.update(indices, scores)  # refuses what is out of range
-        if self._ages is None:
-            assert before is not None
-            self._ages = AgedScores(before, self._refreshed_at)
-        self._ages.learn(step, indices, scores, weights)
-        if self._ages.is_due(step):
-            sampler.refresh(self._ages.present(step))
+        self._rescoring.update(indices, scores, weights)
 
     def rescore(self, scorer: ExampleScorer) -> float:
-        """The same by a scorer that need not be the loader's own; returns the seconds it took."""
-        if self._beside is not None:
-            self._beside.hold(None)  # older scores
-        _wait_for(scorer.model)  # steps still under way are not scoring's
-        started = time.perf_counter()
-        scores = self._give(scorer.score_dataset(**self._score_options), self.num_steps + 1)
-        seconds = time.perf_counter() - started
-        self._tell(Refresh(self.num_steps + 1, scores, seconds, seconds))
-        return seconds
+        """As `refresh`, by a scorer that need not be the loader's own; returns the seconds it took."""
+        return self._rescoring.rescore(scorer)
 
     def rescore_beside(self, scorer: ExampleScorer, num_steps: int) -> None:
         """Start to rescore beside training, for scores that take effect ``num_steps`` steps later.
 
         Those that are still pending take effect first.
         """
-        assert self._beside is not None
-        self.take_effect(now=True)
-        self._beside.start(scorer, self.num_steps + 1, self.num_steps + 1 + num_steps)
+        self._rescoring.rescore_beside(scorer, num_steps)
 
     @property
     def pending(self) -> bool:
         """Whether there are scores that have not taken effect yet."""
-        return self._beside is not None and self._beside.step is not None
+        return self._rescoring.pending
 
     def take_effect(self, *, now: bool = False) -> Scored | None:
         """Give pending scores to the sampler, if it is time or ``now``; returns them.
@@ -459,29 +383,7 @@ class AdaptiveLoader:
         Raises:
             ValueError: as `refresh`; whatever else scoring raised.
         """
-        if self._beside is None or self._beside.step is None:
-            return None
-        if not now and self.num_steps + 1 < self._beside.step:
-            return None
-        scored = self._beside.finish()
-        started = time.perf_counter()
-        scores = self._give(scored.scores, scored.computed_at)
-        rest = time.perf_counter() - started
-        self._tell(Refresh(self.num_steps + 1, scores, scored.seconds + rest, scored.waited_seconds + rest))
-        return scored
-
-    def _give(self, scores: Tensor, computed_at: int) -> Tensor:
-        """Scores of all examples as they were at a step, to the sampler."""
-        scores = fill_nonfinite(scores, self.sampler, self._nonfinite)
-        self.sampler.refresh(scores)
-        self._refreshed_at = computed_at
-        if self._ages is not None:
-            self._ages.refresh(self.sampler.scores, computed_at)
-        return scores
-
-    def _tell(self, event: Refresh) -> None:
-        for callback in self._callbacks:
-            callback(event)
+        return self._rescoring.take_effect(now=now)
 
     def diagnosis(self) -> Diagnosis:
         """Whether adaptive draws pay here: cost, gain, noise, what was decided and what it promises.
@@ -501,13 +403,11 @@ class AdaptiveLoader:
 
     def examples_for_scoring(self, indices: Tensor) -> Any:
         """Some examples of the scoring data set, collated, on the model's device."""
-        assert self.scorer is not None
-        return self._take_examples(indices, device_of(self.scorer.model))
+        return self._rescoring.examples(indices)
 
     def on_refresh(self, callback: Callable[[Refresh], None]) -> Callable[[], None]:
         """Call ``callback`` after every refresh; returns a function that stops it."""
-        self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback)
+        return self._rescoring.on_refresh(callback)
 
     # --- state ----------------------------------------------------------------------------------------
 
@@ -516,7 +416,6 @@ class AdaptiveLoader:
 
         Where a scoring goes on beside training, its end is waited for.
         """
-        pending = None if self._beside is None else self._beside.look_ahead()
         draws = [*self._in_flight, *self._replay]
         return {
             "version": STATE_VERSION,
@@ -527,10 +426,7 @@ class AdaptiveLoader:
             "worker_seed": self._worker_seed,
             "indices_in_flight": [indices.clone() for indices, _ in draws],
             "weights_in_flight": [weights.clone() for _, weights in draws],
-            "overlap": self.overlap,
-            "pending": None if pending is None else asdict(pending),
-            "refreshed_at": self._refreshed_at,
-            "ages": None if self._ages is None else self._ages.state_dict(),
+            **self._rescoring.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -546,12 +442,7 @@ class AdaptiveLoader:
                 f"{state_dict.get('version')!r}."
             )
         self._schedule.check(state_dict["schedule"])
-        overlap, pending = state_dict.get("overlap", 0), state_dict.get("pending")
-        if overlap != self.overlap:
-            raise ValueError(
-                f"`AdaptiveLoader.load_state_dict` needs a loader with overlap={overlap!r}, got {self.overlap!r}."
-            )
-        scored = None if pending is None else Scored(**pending)
+        rescoring = self._rescoring.read_state(state_dict)
         position, num_batches = int(state_dict["position"]), int(state_dict["num_batches"])
         worker_seed = int(state_dict["worker_seed"])
         device = self.sampler.device
@@ -559,13 +450,9 @@ class AdaptiveLoader:
             (indices.to(device), weights.to(device))
             for indices, weights in zip(state_dict["indices_in_flight"], state_dict["weights_in_flight"], strict=True)
         )
-        aged = state_dict.get("ages")  # states from before it was kept have none
-        ages = None if aged is None else AgedScores.from_state_dict(aged, device)
         self.sampler.load_state_dict(state_dict["sampler"])  # the last one that can refuse
-        self._ages, self._refreshed_at = ages, int(state_dict.get("refreshed_at", 1))
         self._schedule.load_state_dict(state_dict["schedule"])
-        if self._beside is not None:
-            self._beside.hold(scored)
+        self._rescoring.restore(rescoring)
         self._position, self._num_batches, self._worker_seed = position, num_batches, worker_seed
         self._in_flight.clear()
         self._replay = replay
@@ -582,17 +469,6 @@ def _schedule_of(refresh: int | Literal["auto"] | AutoRefresh) -> RefreshSchedul
     if isinstance(refresh, AutoRefresh):
         return refresh
     return AutoRefresh() if refresh == "auto" else RefreshSchedule(refresh)
-
-
-def _wait_for(model: nn.Module) -> None:
-    device = device_of(model)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _leaves_momentum_out(scorer: ExampleScorer) -> bool:
-    groups = scorer.optimizer.param_groups if scorer.optimizer is not None else []
-    return not scorer.momentum and any(group.get("weighting") == "update" for group in groups)
 
 
 class _DrawStream(Sampler[list[int]]):

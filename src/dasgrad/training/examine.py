@@ -1,0 +1,38 @@
+"""`examine`: what the draws of a loader that rescores at fixed steps are worth."""
+
+from typing import TYPE_CHECKING
+
+from dasgrad.training.auto import AutoRefresh
+from dasgrad.training.diagnosis import Diagnosis
+
+if TYPE_CHECKING:
+    from dasgrad.training.loader import AdaptiveLoader
+
+_EXAMINED = 1024
+"""Examples looked at."""
+
+
+def examine(loader: "AdaptiveLoader") -> Diagnosis:
+    """Look once at a loader that rescores at fixed steps, and say what the draws it makes are worth."""
+    looking = AutoRefresh()
+    step, step_seconds = loader.num_steps + 1, loader.step_seconds
+    found = looking.audit(loader, step, _EXAMINED)
+    score = str(loader.scorer.score) if loader.scorer is not None else ""
+    scoring_seconds = looking.seconds_of(score, loader)
+    factor, larger = found.noise.steps_factor(found.now), 1.0
+    if step_seconds is not None and loader.refresh_interval is not None:
+        factor *= 1 + loader.share_lost * scoring_seconds / (loader.refresh_interval * step_seconds)
+        larger = found.noise.larger_batch_factor(4, step_seconds, found.example_seconds)
+    return Diagnosis(
+        step=step,
+        decision="keep" if loader.sampler.refreshed else "off",
+        step_seconds=step_seconds,
+        scoring_seconds=scoring_seconds,
+        score=score,
+        noise_scale=found.noise.scale,
+        noise_left_fresh=found.fresh,
+        noise_left=found.now,
+        time_factor=factor if loader.sampler.refreshed else 1.0,
+        larger_batch_factor=larger,
+        reason=f"rescored every {loader.refresh_interval} steps",
+    )
