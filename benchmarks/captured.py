@@ -20,7 +20,7 @@ from benchmarks.parts.report import Row
 from benchmarks.scores_cuda import row, time_in_turns
 
 DEVICE = "cuda"
-NUM_ROUNDS, NUM_STEPS = 15, 200
+NUM_ROUNDS, NUM_STEPS = 7, 100
 NUM_CLASSES = 10
 ORDINARY = "the ordinary loop"
 

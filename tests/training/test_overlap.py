@@ -582,7 +582,7 @@ def automatic(**costs):
 
 
 def test_auto_takes_as_many_steps_as_scoring_should():
-    model, optimizer, loader = automatic(step=1.0, example=0.05)  # 40 examples: 2 s, with a margin 3
+    model, optimizer, loader = automatic(step=1.0, example=0.05, lost=0.1)  # 40 examples: 2 s, with a margin 3
     seen = []
     loader.on_refresh(lambda event: seen.append(event.step))
     train(model, optimizer, loader, 30)
