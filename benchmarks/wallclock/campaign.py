@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,7 +91,8 @@ class Campaign:
         self._name, self._case, self._problem = name, case, problem
         self._settings, self._store, self._progress = settings, store, progress
         self._steps: dict[int, int] = {}
-        self._workers: Workers | None = None
+        processes = settings.num_processes
+        self._workers = Workers(processes, problem, case) if processes > 1 else None
         self._warm = False
 
     def measure(self) -> list[Comparison]:
@@ -138,9 +139,7 @@ class Campaign:
             for _ in range(TIMING_ROUNDS):
                 for size in sizes:
                     num_steps = min(TIMED_STEPS, settings.num_steps)
-                    seconds[size].append(
-                        time_steps(self._problem, self._case, size, num_steps, settings.device, settings.clock)
-                    )
+                    seconds[size].append(self._call(time_steps, size, num_steps, settings.device, settings.clock))
             medians = {size: statistics.median(values) for size, values in seconds.items()}
             found = [max(8, round(settings.num_steps * medians[sizes[0]] / medians[size])) for size in sizes]
             self._store.add(key, found)
@@ -286,13 +285,17 @@ class Campaign:
         return {config: self._store.find(config.key()) for config in configs}
 
     def _perform(self, configs: Sequence[RunConfig]) -> Iterator[tuple[RunConfig, dict[str, Any]]]:
-        if self._settings.num_processes == 1:
+        if self._workers is not None:
+            yield from self._workers.train_all(configs)
+        else:
             for config in configs:
                 yield config, train(self._problem, self._case, config, self._settings.device)
-        else:
-            if self._workers is None:
-                self._workers = Workers(self._settings.num_processes, self._problem, self._case)
-            yield from self._workers.train_all(configs)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """``function(problem, case, *arguments)``, in one of the processes where there are any."""
+        if self._workers is not None:
+            return self._workers.call(function, *arguments)
+        return function(self._problem, self._case, *arguments)
 
     def close(self) -> None:
         """End the processes, if there are any."""
@@ -312,7 +315,7 @@ class Campaign:
             draws = f"{kind}:2" if interval.isdecimal() or method == FIXED else method
             for size in self._settings.batch_sizes:
                 short = replace(config, draws=draws, batch_size=size, num_steps=NUM_WARM_UP_STEPS, num_points=1)
-                train(self._problem, self._case, short, self._settings.device)
+                self._call(train, short, self._settings.device)
 
 
 def _best_of_each_size(runs: dict[RunConfig, list[dict[str, Any]]]) -> dict[RunConfig, list[dict[str, Any]]]:

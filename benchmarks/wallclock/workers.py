@@ -1,9 +1,9 @@
 """Runs in processes of their own, one thread each, where processor time is what counts."""
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,12 +11,15 @@ from benchmarks.wallclock.cases import Case
 from benchmarks.wallclock.training import RunConfig, train
 from dasgrad.experiments.problems import Problem
 
+Result = TypeVar("Result")
 _problem: Problem
 _case: Case
 
 
 class Workers:
     """Processes that share the problem's data, which is forked with them.
+
+    Nothing may have been trained in this process: forked ones could not, where torch was built for a GPU.
 
     Args:
         number: of processes.
@@ -29,9 +32,14 @@ class Workers:
         _problem, _case = problem, case
         self._executor = ProcessPoolExecutor(number, multiprocessing.get_context("fork"), torch.set_num_threads, (1,))
 
+    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """``function(problem, case, *arguments)`` in one of the processes."""
+        return self._executor.submit(_call, function, arguments).result()
+
     def train_all(self, configs: Sequence[RunConfig]) -> Iterator[tuple[RunConfig, dict[str, Any]]]:
         """Runs in the order in which they end."""
-        futures = {self._executor.submit(_train, config): config for config in configs}
+        device = torch.device("cpu")
+        futures = {self._executor.submit(_call, train, (config, device)): config for config in configs}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -44,5 +52,5 @@ class Workers:
         self._executor.shutdown(cancel_futures=True)
 
 
-def _train(config: RunConfig) -> dict[str, Any]:
-    return train(_problem, _case, config, torch.device("cpu"))
+def _call(function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
+    return function(_problem, _case, *arguments)
