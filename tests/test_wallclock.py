@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from benchmarks.wallclock.models import make_perceptron  # noqa: E402
 from benchmarks.wallclock.progress import OutOfTimeError, Progress  # noqa: E402
 from benchmarks.wallclock.store import Store  # noqa: E402
 from benchmarks.wallclock.table import make_table, show  # noqa: E402
-from benchmarks.wallclock.training import RunConfig, make_optimizer, make_schedule  # noqa: E402
+from benchmarks.wallclock.training import RunConfig, make_optimizer, make_schedule, train  # noqa: E402
 
 import dasgrad  # noqa: E402
 from dasgrad.experiments.datasets import Split  # noqa: E402
@@ -207,6 +208,20 @@ def test_every_way_to_draw_lowers_the_loss(draws):
         training.optimizer.step()
     assert loss() < 0.9 * before
     assert (training.num_scored > 0) == (draws in ("loss:2", "adaptive:2"))
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("draws", ["adaptive:5", "adaptive:never", "reshuffled", "last-layer"])
+def test_captured_steps_are_those_of_an_ordinary_loop(draws, schedule):
+    """Where they can be captured; captured passes without replacement are the loader's own."""
+    config = RunConfig("rare", schedule, "adam", draws, 0.01, 8, 0, 20, 4, 64, "wall", "here")
+    case, device = CASES["rare"], torch.device("cpu")
+    ordinary = train(small_problem(), case, config, device)["curves"]["train_loss"]
+    captured = train(small_problem(), case, replace(config, captured=True), device)["curves"]["train_loss"]
+    if draws == "reshuffled":
+        never = replace(config, draws="adaptive:never")
+        ordinary = train(small_problem(), case, never, device)["curves"]["train_loss"]
+    assert captured == pytest.approx(ordinary, rel=1e-6)
 
 
 def test_presampled_gradients_are_unbiased(monkeypatch):

@@ -52,6 +52,8 @@ class Settings:
     device: torch.device
     clock: str
     where: str
+    captured: bool
+    """Whether steps are taken in a CUDA graph, where that can be."""
     num_processes: int = 1
     """Runs at a time, where processor time is what counts."""
 
@@ -132,6 +134,7 @@ class Campaign:
             "num_examples": self._problem.num_examples,
             "clock": settings.clock,
             "where": settings.where,
+            "captured": settings.captured,
         }
         found = self._store.find(key)
         if found is None:
@@ -139,7 +142,8 @@ class Campaign:
             for _ in range(TIMING_ROUNDS):
                 for size in sizes:
                     num_steps = min(TIMED_STEPS, settings.num_steps)
-                    seconds[size].append(self._call(time_steps, size, num_steps, settings.device, settings.clock))
+                    arguments = (size, num_steps, settings.device, settings.clock, settings.captured)
+                    seconds[size].append(self._call(time_steps, *arguments))
             medians = {size: statistics.median(values) for size, values in seconds.items()}
             found = [max(8, round(settings.num_steps * medians[sizes[0]] / medians[size])) for size in sizes]
             self._store.add(key, found)
@@ -268,6 +272,7 @@ class Campaign:
             num_examples=self._problem.num_examples,
             clock=self._settings.clock,
             where=self._settings.where,
+            captured=self._settings.captured,
         )
 
     def _run(self, stage: str, configs: Sequence[RunConfig]) -> dict[RunConfig, dict[str, Any]]:

@@ -44,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="wall",
         help="cpu: processor time of this process, for one thread on a CPU that others use too",
     )
+    parser.add_argument(
+        "--captured",
+        action=argparse.BooleanOptionalAction,
+        help="steps of all methods in a CUDA graph, where that can be; by default on a GPU",
+    )
     parser.add_argument("--threads", type=int, help="of torch; by default its own choice")
     parser.add_argument("--processes", type=int, default=1, help="runs at a time, with --clock cpu alone; 1")
     parser.add_argument("--runs", type=Path, default=RUNS, help=f"file of finished runs, {RUNS} by default")
@@ -140,6 +145,7 @@ def measure(
         device=device,
         clock=options.clock,
         where=describe_place(device),
+        captured=device.type == "cuda" if options.captured is None else options.captured,
         num_processes=options.processes,
     )
     campaign = Campaign(name, case, problem.to(device), settings, store, progress)

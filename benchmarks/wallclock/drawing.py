@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 import dasgrad
 from dasgrad import nested
@@ -65,9 +66,11 @@ def reshuffled(training: Training) -> Stream:
         yield len(rows)
 
 
-def adaptive(
-    training: Training, refresh: int | Literal["never", "auto"], score: Literal["dasgrad", "loss"] = "dasgrad"
-) -> Stream:
+Refresh = int | Literal["never", "auto"]
+Score = Literal["dasgrad", "loss"]
+
+
+def make_loader(training: Training, refresh: Refresh, score: Score) -> dasgrad.AdaptiveLoader:
     """`AdaptiveLoader`, rescored every ``refresh`` steps, never, or when it thinks that it pays."""
     options: dict[str, Any] = {}
     if refresh != "never":
@@ -84,6 +87,12 @@ def adaptive(
         **options,
     )
     loader.on_refresh(training.charge)
+    return loader
+
+
+def adaptive(training: Training, refresh: Refresh, score: Score) -> Stream:
+    """An ordinary loop over the loader."""
+    loader = make_loader(training, refresh, score)
     for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
         training.optimizer.zero_grad()
         batch.weighted_mean(training.losses(batch.inputs, batch.targets)).backward()
@@ -146,12 +155,37 @@ def find_stream(draws: str) -> Callable[[Training], Stream]:
         return reshuffled
     if draws == "last-layer":
         return last_layer
+    refresh, score = parse(draws)
+    return lambda training: adaptive(training, refresh, score)
+
+
+def capture(training: Training, draws: str, scheduler: LRScheduler | None) -> dasgrad.CapturedLoop:
+    """The loop that takes its steps in a graph; reshuffled passes are those of a loader without scores."""
+    refresh, score = ("never", "dasgrad") if draws == "reshuffled" else parse(draws)
+    loader = make_loader(training, refresh, score)
+    return dasgrad.CapturedLoop(
+        loader, training.model, training.problem.loss_fn, training.optimizer, scheduler=scheduler
+    )
+
+
+def can_capture(problem: Problem, draws: str) -> bool:
+    """Not sparse rows, nor a method that looks at its own values in every step."""
+    return draws != "last-layer" and all(isinstance(column, Tensor) for column in problem.data.train)
+
+
+def parse(draws: str) -> tuple[Refresh, Score]:
+    """How a loader rescores.
+
+    Raises:
+        ValueError: for a name that is none.
+    """
     kind, _, interval = draws.partition(":")
-    if kind == "adaptive" and interval in ("never", "auto"):
-        return lambda training: adaptive(training, interval)  # type: ignore[arg-type]
+    if kind == "adaptive" and interval == "never":
+        return "never", "dasgrad"
+    if kind == "adaptive" and interval == "auto":
+        return "auto", "dasgrad"
     if kind in ("adaptive", "loss") and interval.isdecimal() and int(interval) > 0:
-        score: Literal["dasgrad", "loss"] = "loss" if kind == "loss" else "dasgrad"
-        return lambda training: adaptive(training, int(interval), score)
+        return int(interval), "loss" if kind == "loss" else "dasgrad"
     raise ValueError(
         "a method must be adam, amsgrad, adamw, last-layer, loss:J, adaptive:J, adaptive:never, adaptive:auto or "
         f"adaptive:fixed, J a positive number of steps, got {draws!r}."

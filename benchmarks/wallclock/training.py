@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,13 +13,15 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 import dasgrad
 from benchmarks.wallclock.cases import Case
-from benchmarks.wallclock.drawing import Training, find_stream
+from benchmarks.wallclock.drawing import Training, can_capture, capture, find_stream
 from dasgrad.experiments.methods import BETAS
 from dasgrad.experiments.problems import Problem, evaluate, summarise_evaluation
 
 OPTIMIZERS = ("adam", "amsgrad", "adamw")
 SCHEDULES = ("constant", "inverse-sqrt", "cosine")
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+NUM_BEFORE_CAPTURE = 4
+"""Steps after which a captured loop takes its steps in the graph."""
 COLUMNS = ("train_loss", "test_loss", "train_accuracy", "test_accuracy")
 
 
@@ -41,6 +44,8 @@ class RunConfig:
     """``"wall"`` or ``"cpu"``."""
     where: str
     """Device, threads and version of torch."""
+    captured: bool = False
+    """Whether steps are taken in a CUDA graph, where that can be."""
 
     def key(self) -> dict[str, Any]:
         """For the store."""
@@ -73,14 +78,16 @@ class Clock:
             torch.cuda.synchronize(self._device)
 
 
-def make_optimizer(name: str, model: nn.Module, lr: float, weight_decay: float) -> Optimizer:
+def make_optimizer(
+    name: str, model: nn.Module, lr: float, weight_decay: float, *, capturable: bool = False
+) -> Optimizer:
     """One of torch's, fused; the L2 term is coupled except in AdamW."""
-    params = model.parameters()
+    params, options = model.parameters(), {"fused": True, "capturable": capturable}
     if name == "adamw":
-        return torch.optim.AdamW(params, lr, BETAS, weight_decay=weight_decay or 0.01, fused=True)
+        return torch.optim.AdamW(params, lr, BETAS, weight_decay=weight_decay or 0.01, **options)
     if name in OPTIMIZERS:
         amsgrad = name == "amsgrad"
-        return torch.optim.Adam(params, lr, BETAS, weight_decay=weight_decay, amsgrad=amsgrad, fused=True)
+        return torch.optim.Adam(params, lr, BETAS, weight_decay=weight_decay, amsgrad=amsgrad, **options)
     raise ValueError(f"`make_optimizer(name=...)` must be one of {', '.join(OPTIMIZERS)}, got {name!r}.")
 
 
@@ -98,7 +105,9 @@ def make_schedule(name: str, optimizer: Optimizer, num_steps: int) -> LRSchedule
 def train(problem: Problem, case: Case, config: RunConfig, device: torch.device) -> dict[str, Any]:
     """Curves of a run: seconds of training and `COLUMNS`, and what was spent on scores."""
     model = problem.make_model(config.seed).to(device)
-    optimizer = make_optimizer(config.optimizer, model, config.lr, case.weight_decay)
+    captured = config.captured and can_capture(problem, config.draws)
+    capturable = captured and device.type == "cuda"
+    optimizer = make_optimizer(config.optimizer, model, config.lr, case.weight_decay, capturable=capturable)
     schedule = make_schedule(config.schedule, optimizer, config.num_steps)
     options = dict(case.scorer)
     training = Training(
@@ -106,16 +115,12 @@ def train(problem: Problem, case: Case, config: RunConfig, device: torch.device)
     )
     clock = Clock(device, config.clock)
     with clock:
-        stream = find_stream(config.draws)(training)
+        take_steps = make_steps(training, config.draws, schedule, captured)
     curves: dict[str, list[float]] = {"seconds": [], **{name: [] for name in COLUMNS}}
     points = [round(k * config.num_steps / config.num_points) for k in range(config.num_points + 1)]
     for before, point in itertools.pairwise([0, *points]):
         with clock:
-            for _ in range(point - before):
-                next(stream)
-                optimizer.step()
-                if schedule is not None:
-                    schedule.step()
+            take_steps(point - before)
         values = summarise_evaluation(problem, evaluate(problem, model, case.weight_decay))
         curves["seconds"].append(clock.seconds)
         for name in COLUMNS:
@@ -123,19 +128,40 @@ def train(problem: Problem, case: Case, config: RunConfig, device: torch.device)
     return {"curves": curves, "scored": training.num_scored, "scoring_seconds": training.scoring_seconds}
 
 
+def make_steps(training: Training, draws: str, schedule: LRScheduler | None, captured: bool) -> Callable[[int], object]:
+    """A function that takes so many steps."""
+    if captured:
+        return capture(training, draws, schedule).run
+    stream = find_stream(draws)(training)
+
+    def take_steps(number: int) -> None:
+        for _ in range(number):
+            next(stream)
+            training.optimizer.step()
+            if schedule is not None:
+                schedule.step()
+
+    return take_steps
+
+
 def time_steps(
-    problem: Problem, case: Case, batch_size: int, num_steps: int, device: torch.device, clock_kind: str
+    problem: Problem,
+    case: Case,
+    batch_size: int,
+    num_steps: int,
+    device: torch.device,
+    clock_kind: str,
+    captured: bool,
 ) -> float:
     """Seconds of a number of uniform steps, after a few that do not count."""
+    captured = captured and can_capture(problem, "reshuffled")
     model = problem.make_model(0).to(device)
-    optimizer = make_optimizer("adam", model, case.learning_rates[0], case.weight_decay)
-    stream = find_stream("reshuffled")(Training(problem, model, optimizer, batch_size, 0, device))
+    capturable = captured and device.type == "cuda"
+    optimizer = make_optimizer("adam", model, case.learning_rates[0], case.weight_decay, capturable=capturable)
+    training = Training(problem, model, optimizer, batch_size, 0, device)
+    take_steps = make_steps(training, "reshuffled", None, captured)
     clock = Clock(device, clock_kind)
-    for _ in range(max(1, num_steps // 5)):
-        next(stream)
-        optimizer.step()
+    take_steps(max(NUM_BEFORE_CAPTURE, num_steps // 5))
     with clock:
-        for _ in range(num_steps):
-            next(stream)
-            optimizer.step()
+        take_steps(num_steps)
     return clock.seconds
