@@ -58,7 +58,7 @@ def test_noise_estimates_are_unbiased():
     targets = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     model = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
     losses = lambda model, data: (model(data[0])[:, 0] - data[1]).square()  # noqa: E731
-    scorer = dasgrad.ExampleScorer(model, losses=losses, optimizer=dasgrad.DASGrad(model.parameters()))
+    scorer = dasgrad.ExampleScorer(model, losses=losses, score="gradient")
     gradients = 2 * (model(inputs)[:, 0] - targets).detach()[:, None] * inputs
     mean = gradients.mean(0)
     for num_chunks in (1, 2):
@@ -80,3 +80,31 @@ def test_noise_needs_a_loss_and_two_examples():
     scorer = dasgrad.ExampleScorer(model, losses=lambda model, data: model(data)[:, 0], score="gradient")
     with pytest.raises(ValueError, match="at least 2 examples"):
         scorer.noise([torch.zeros(1, 2)])
+
+
+@pytest.mark.parametrize("preconditioner", ["frozen", "own"])
+def test_noise_is_measured_as_scores_are(preconditioner):
+    """Σ d²/H over d = ga − gb, with H as it stands, or after a step by the mean gradient of the chunk."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(6, 2, generator=generator).double(), torch.randn(6, generator=generator).double()
+    model = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    losses = lambda model, data: (model(data[0])[:, 0] - data[1]).square()  # noqa: E731
+    optimizer = dasgrad.DASGrad(model.parameters(), lr=0.1, moments="adam")
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses(model, (inputs, targets)).mean().backward()
+        optimizer.step()
+    scorer = dasgrad.ExampleScorer(model, losses=losses, optimizer=optimizer, preconditioner=preconditioner)
+    noise, square = scorer.noise([(inputs, targets)])
+    gradients = 2 * (model(inputs)[:, 0] - targets).detach()[:, None] * inputs
+    first, second = gradients[:3].mean(0), gradients[3:].mean(0)
+    curvature = optimizer.state[model.weight]["exp_avg_sq"][0]
+    if preconditioner == "own":
+        curvature = 0.99 * curvature + 0.01 * gradients.mean(0).square()
+    metric = curvature.sqrt() + optimizer.param_groups[0]["eps"]
+    assert noise == pytest.approx(float(1.5 * ((first - second).square() / metric).sum()), rel=1e-9)
+    assert square == pytest.approx(float((first * second / metric).sum()), rel=1e-9)
+    # That is how the scorer measures an example.
+    if preconditioner == "frozen":
+        expected = (gradients.square() / metric).sum(1).sqrt()
+        torch.testing.assert_close(scorer((inputs, targets)), expected, rtol=1e-6, atol=0)

@@ -116,6 +116,17 @@ def inverse_metric(view: Preconditioning, state: Mapping[str, Tensor], dtype: to
     return (inverse if view.lr_share == 1 else inverse.mul_(view.lr_share)).expand(view.param.shape)
 
 
+def inverse_metric_at(view: Preconditioning, gradient: Tensor, preconditioner: Preconditioner) -> Tensor:
+    """lr_share/H in float64, for the metric as it stands or as it would be after this gradient; 1/0 := 0."""
+    state: Mapping[str, Tensor] = {key: view.state[key].double() for key in view.moments.keys}
+    hyper = view.now
+    if preconditioner == "own":
+        seen, hyper = gradient * view.sign + view.coupled_decay * view.param.detach(), view.ahead
+        state = view.moments.advance(state, seen, hyper)
+    metric = view.moments.metric(state, hyper).expand(view.param.shape)
+    return torch.where(metric > 0, view.lr_share / metric, 0.0)
+
+
 def squared_norms(gradients_B: Tensor, view: Preconditioning, preconditioner: Preconditioner, momentum: bool) -> Tensor:
     """``[B]``: each example's Σ d²/H over this parameter, with 0/0 := 0.
 

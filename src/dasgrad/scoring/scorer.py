@@ -23,7 +23,7 @@ from dasgrad.scoring.known import Plan, structure_of
 from dasgrad.scoring.listening import Ear, Heard, Weighted
 from dasgrad.scoring.losses import Losses, LossesOfPairs, LossFunction
 from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
-from dasgrad.scoring.preconditioned import Preconditioner, read_optimizer
+from dasgrad.scoring.preconditioned import Preconditioner, inverse_metric_at, read_optimizer
 from dasgrad.scoring.probe import kind_of
 from dasgrad.scoring.snapshot import Twin
 from dasgrad.scoring.workspace import Workspace
@@ -266,7 +266,8 @@ class ExampleScorer:
 
         Each chunk is halved. With ga and gb the mean gradients of the m examples in all first and in all second halves,
         m‖ga − gb‖²/2 is an unbiased estimate of tr Σ, and ⟨ga, gb⟩ one of ‖μ‖², which can be negative. Their ratio is
-        the noise scale: batches much larger than it gain little.
+        the noise scale: batches much larger than it gain little. Lengths are those of the score: for ``"dasgrad"`` in
+        the optimizer's metric, which for ``preconditioner="own"`` is that after a step by the mean of ga and gb.
         """
         if self._losses is None:
             raise ValueError("`ExampleScorer.noise` needs `loss_fn` or `losses`, got a score of your own.")
@@ -282,7 +283,8 @@ class ExampleScorer:
         if sums is None:
             raise ValueError("`ExampleScorer.noise(chunks=...)` must hold at least 2 examples.")
         first, second = (total.double() / num for total in sums)
-        return num / 2 * float((first - second).square().sum()), float(first @ second)
+        inverse = self._inverse_metric((first + second) / 2)
+        return num / 2 * float(((first - second).square() * inverse).sum()), float((first * second * inverse).sum())
 
     def _halves(self, function: LossFunction, data: Any, size: int) -> list[Tensor]:
         """The summed gradients of the first ``size`` examples and of as many after them, each as one vector."""
@@ -296,6 +298,18 @@ class ExampleScorer:
                 grads = torch.autograd.grad(losses.sum(), params, allow_unused=True, materialize_grads=True)
                 halves.append(torch.cat([grad.flatten() for grad in grads]))
         return halves
+
+    def _inverse_metric(self, mean: Tensor) -> Tensor:
+        """1/H of all scored parameters as one vector in float64; ``mean`` is a gradient of such a form."""
+        if self.score != "dasgrad" or self.optimizer is None:
+            return torch.ones_like(mean)
+        views, params = read_optimizer(self.optimizer), list(self._scored_parameters().values())
+        parts = mean.split([param.numel() for param in params])
+        found = [
+            inverse_metric_at(views[id(param)], part.view_as(param), self.preconditioner).flatten()
+            for param, part in zip(params, parts, strict=True)
+        ]
+        return torch.cat(found)
 
     def with_score(self, score: ScoreName) -> "ExampleScorer":
         """The same model, loss and optimizer with another score."""
