@@ -10,6 +10,7 @@ from torch import nn
 
 import dasgrad
 from dasgrad.training import AutoRefresh, Costs, Diagnosis
+from dasgrad.training import auto as auto_module
 from dasgrad.training.stopwatch import Stopwatch
 
 NUM_EXAMPLES, BATCH_SIZE = 400, 8
@@ -305,13 +306,16 @@ def test_forgotten_scores_are_the_target_again():
 
 
 def test_noise_is_that_of_the_latest_looks_although_gradients_shrink(monkeypatch):
-    """Noise scales of 10 and then of 1,000, gradients a thousandth as long: older looks count half."""
+    """Noise scales of 10 and then of 1,000, gradients a thousandth as long: older looks count half, the prior 16."""
     found = iter([(1e6, 1e5), (1.0, 1e-3), (1.0, 1e-3)])
     monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: next(found))
     auto = AutoRefresh(costs=DEAR)
     loader = build(auto)[2]
+    monkeypatch.setattr(auto_module, "effective_number", lambda scores: 64.0)
     scales = [auto.audit(loader, step, 64).noise.scale for step in (1, 2, 3)]
-    assert scales == pytest.approx([10.0, 1.5 / (0.5 * 0.1 + 0.001), 1.75 / (0.25 * 0.1 + 0.5 * 0.001 + 0.001)])
+    weights = [64, 64 * 1.5, 64 * 1.75]
+    sums = [64 * 0.1, 64 * (0.05 + 0.001), 64 * (0.025 + 0.0005 + 0.001)]
+    assert scales == pytest.approx([(weight + 16) / total for weight, total in zip(weights, sums, strict=True)])
 
 
 def test_looks_are_as_large_as_their_share_of_the_time_allows(monkeypatch):

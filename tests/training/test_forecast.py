@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dasgrad
-from dasgrad.training.forecast import Noise, second_moment_left, weights_of
+from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
 
 SCORES = torch.tensor([0.0, 1.0, 2.0, 5.0], dtype=torch.float64)
 
@@ -24,6 +24,13 @@ def test_the_second_moment_left_is_that_of_the_draws():
 def test_equal_scores_and_zero_scores_leave_everything():
     for scores in (torch.ones(5), torch.zeros(5)):
         assert second_moment_left(scores, weights_of(scores, 0.2)) == pytest.approx(1.0)
+
+
+def test_as_many_examples_as_carry_the_squares():
+    assert effective_number(torch.ones(7)) == pytest.approx(7)
+    assert effective_number(torch.tensor([0.0, 3.0, 0.0])) == pytest.approx(1)
+    assert effective_number(torch.tensor([1.0, 2.0])) == pytest.approx(25 / 17)
+    assert effective_number(torch.zeros(3)) == 0
 
 
 def test_steps_follow_the_mean_square_of_a_batch():

@@ -22,7 +22,7 @@ from torch import Tensor
 from dasgrad.scoring import ExampleScorer
 from dasgrad.training import generators
 from dasgrad.training.diagnosis import Decision, Diagnosis
-from dasgrad.training.forecast import Noise, second_moment_left, weights_of
+from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
 from dasgrad.training.overlap import Scored
 from dasgrad.training.refresh import StepCounter
 from dasgrad.training.stopwatch import Clock
@@ -40,6 +40,8 @@ _SMALLEST_TRIAL, _LARGEST_TRIAL, _TRIAL_STEPS = 64, 4096, 30
 """How the cost of scoring is tried out: on so many examples, until a trial takes longer than a few steps."""
 _FADING = 0.5
 """What an earlier look's noise counts beside the next one's."""
+_PRIOR = 16
+"""Examples that the noise scale is infinite by, before anything is known."""
 _LARGEST_AUDIT, _AUDIT_GROWTH = 4096, 8
 """Examples looked at: no more than these, and than so many times those of the last look, by which the cost is known."""
 _LASTING = 2
@@ -124,8 +126,8 @@ class AutoRefresh(StepCounter):
         self._left_then = 1.0  # noise left at the last look, by the scores in use
         self._aging = _UNKNOWN_AGING
         self._scoring_seconds: dict[str, float] = {}  # of all examples, by the score's name
-        # ‖μ‖²/tr Σ times the examples it is from, and those examples, summed over looks, older ones fading. It is the
-        # ratio that is summed: gradients shrink along training, and the first looks would outweigh all others.
+        # ‖μ‖²/tr Σ times the number of examples it is from, and that number, summed over looks, older ones fading. The
+        # ratio is what is summed: gradients shrink along training, and the first looks would outweigh all others.
         self._inverse_noise: tuple[float, float] = (0.0, 0.0)
         self._lost = 1.0 if costs is None else costs.lost  # until it was measured, as if training stood still
         self._num_looked_at = num_audited
@@ -227,7 +229,7 @@ class AutoRefresh(StepCounter):
         if self._costs is None and len(chunks[0]) == loader.scoring_chunk_size:
             self._scoring_seconds[str(scorer.score)] = seconds * sampler.num_examples / len(indices)
         started = self._now(scorer)
-        noise = Noise(self._noise_scale(loader, scorer, chunks), loader.batch_size)
+        noise = Noise(self._noise_scale(loader, scorer, chunks, scores), loader.batch_size)
         example_seconds = max(0.0, self._now(scorer) - started) / len(indices)
         if self._costs is not None:
             example_seconds = self._costs.example
@@ -248,17 +250,23 @@ class AutoRefresh(StepCounter):
         scores = torch.cat([scorer(loader.examples_for_scoring(indices)) for indices in chunks])
         return scores, max(0.0, self._now(scorer) - started)
 
-    def _noise_scale(self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]) -> float:
-        """From this look and, fading, those before: a single one is too uncertain."""
+    def _noise_scale(
+        self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor], scores: Tensor
+    ) -> float:
+        """From this look and, fading, those before, each by the number of examples that carry its gradients.
+
+        Of 256 random examples that may be three. What little is known counts beside `_PRIOR` examples that say that
+        noise is all there is, as it mostly is in batches of the usual size.
+        """
         if not scorer.has_losses:
             return float("inf")
         noise, mean = scorer.noise(loader.examples_for_scoring(indices) for indices in chunks)
         if math.isfinite(noise) and math.isfinite(mean) and noise > 0:
-            number = sum(map(len, chunks))
+            number = effective_number(scores[torch.isfinite(scores)])
             inverse, weight = self._inverse_noise
             self._inverse_noise = _FADING * inverse + number * mean / noise, _FADING * weight + number
         inverse, weight = self._inverse_noise
-        return weight / inverse if inverse > 0 else float("inf")
+        return (weight + _PRIOR) / inverse if inverse > 0 else float("inf")
 
     def _options(self, loader: "AdaptiveLoader", found: "_Found", step_seconds: float, interval: int) -> list[_Option]:
         scorer = loader.scorer

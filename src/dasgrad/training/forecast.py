@@ -56,6 +56,13 @@ def second_moment_left(scores: Tensor, weights: Tensor) -> float:
     return float((squares * weights.to(squares)).mean()) / whole if whole > 0 else 1.0
 
 
+def effective_number(scores: Tensor) -> float:
+    """(Σs²)²/Σs⁴: how many examples carry the squares, of 1 to all of them; 0 where all are 0."""
+    squares = scores.double().square()
+    fourth = float(squares.square().sum())
+    return float(squares.sum()) ** 2 / fourth if fourth > 0 else 0.0
+
+
 def weights_of(scores: Tensor, floor: float) -> Tensor:
     """The weights π/p that draws by these scores would have, from examples drawn from π."""
     scores = scores.double()
