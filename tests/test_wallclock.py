@@ -18,7 +18,7 @@ if not (ROOT / "benchmarks").exists():
 sys.path.append(str(ROOT))
 
 from benchmarks.wallclock import command, crossing, drawing  # noqa: E402 - the repository comes onto the path above
-from benchmarks.wallclock.campaign import _best_of_each_size, mean_loss  # noqa: E402
+from benchmarks.wallclock.campaign import _best_of_each_size, mean_loss, time_to  # noqa: E402
 from benchmarks.wallclock.cases import CASES, scale_rows, thin  # noqa: E402
 from benchmarks.wallclock.crossing import Curves  # noqa: E402
 from benchmarks.wallclock.models import make_perceptron  # noqa: E402
@@ -126,6 +126,13 @@ def test_tuning_takes_the_loss_at_equal_time_and_no_number_for_the_worst():
     assert mean_loss([run], 1.0) == 3
     assert mean_loss([run], None) == 2
     assert mean_loss([{"curves": {"seconds": [0, 2], "train_loss": [4, math.nan]}}], None) == math.inf
+
+
+def test_tuning_takes_the_time_at_which_the_mean_curve_crosses():
+    runs = [{"curves": {"seconds": [0, 2, 4], "train_loss": [4, 2, y]}} for y in (0.5, 1.5)]
+    assert time_to(runs, 3.0) == pytest.approx(1.0)
+    assert time_to(runs, 1.5) == pytest.approx(3.0)
+    assert time_to(runs, 0.9) == math.inf
 
 
 def test_a_further_seed_is_for_the_best_third_of_each_batch_size():

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.wallclock.cases import Case
-from benchmarks.wallclock.crossing import values_at
+from benchmarks.wallclock.crossing import first_crossings, values_at
 from benchmarks.wallclock.progress import Progress
 from benchmarks.wallclock.store import Store
 from benchmarks.wallclock.training import OPTIMIZERS, RunConfig, time_steps, train
@@ -161,8 +161,9 @@ class Campaign:
         for batches, sizes in self._batch_rules().items():
             uniform = self._choose(schedule, by_optimizer, moment, sizes)
             choices = {UNIFORM: uniform, UNIFORM_AGAIN: uniform}
+            target = min(mean_loss(runs, moment) for config, runs in by_optimizer.items() if config.batch_size in sizes)
             for method in sorted(settings.methods, key=lambda name: name == FIXED):  # which needs the choice of `AUTO`
-                choices[method] = self._tune_method(schedule, method, choices, by_optimizer, moment, sizes)
+                choices[method] = self._tune_method(schedule, method, choices, by_optimizer, (moment, target), sizes)
             found[batches] = choices
         return found
 
@@ -172,20 +173,22 @@ class Campaign:
         method: str,
         choices: dict[str, Choice],
         by_optimizer: dict[RunConfig, list[dict[str, Any]]],
-        moment: float,
+        goal: tuple[float, float],
         sizes: Sequence[int],
     ) -> Choice:
+        """By the time to the loss that uniform draws have at the end of their budget, ``goal`` the two of them."""
+        moment, target = goal
         if method in OPTIMIZERS:
             runs = {config: runs for config, runs in by_optimizer.items() if config.optimizer == method}
-            return self._choose(schedule, runs, moment, sizes)
+            return self._choose(schedule, runs, moment, sizes, target)
         if method == FIXED:  # in which steps, and else as `AUTO`
             auto = choices.get(AUTO, choices[UNIFORM])
             sides = [(auto.optimizer, f"adaptive:{interval}") for interval in INTERVALS]
             runs = self._tuning_runs(schedule, sides, (auto.batch_size,), (auto.lr,))
-            return replace(self._choose(schedule, runs, moment, sizes), at_edge=auto.at_edge)
+            return replace(self._choose(schedule, runs, moment, sizes, target), at_edge=auto.at_edge)
         optimizers = self._settings.optimizers if method == AUTO else (choices[UNIFORM].optimizer,)
         runs = self._tuning_runs(schedule, [(name, method) for name in optimizers], sizes)
-        return self._choose(schedule, runs, moment, sizes)
+        return self._choose(schedule, runs, moment, sizes, target)
 
     def _batch_rules(self) -> dict[str, tuple[int, ...]]:
         sizes = self._settings.batch_sizes
@@ -228,14 +231,25 @@ class Campaign:
         return found
 
     def _choose(
-        self, schedule: str, runs: dict[RunConfig, list[dict[str, Any]]], moment: float, sizes: Sequence[int]
+        self,
+        schedule: str,
+        runs: dict[RunConfig, list[dict[str, Any]]],
+        moment: float,
+        sizes: Sequence[int],
+        target: float | None = None,
     ) -> Choice:
-        """The configuration of least mean training loss after so many seconds; at the end of its budget for cosine."""
+        """The configuration that is first at the target; without one, that of least loss after so many seconds.
 
-        def loss_of(config: RunConfig) -> float:
-            return mean_loss(runs[config], None if schedule == "cosine" else moment)
+        Under cosine decay by the loss at the end of its budget.
+        """
 
-        best = min((config for config in runs if config.batch_size in sizes), key=loss_of)
+        def rank(config: RunConfig) -> tuple[float, float]:
+            if schedule == "cosine":
+                return 0.0, mean_loss(runs[config], None)
+            time = 0.0 if target is None else time_to(runs[config], target)
+            return time, mean_loss(runs[config], moment)
+
+        best = min((config for config in runs if config.batch_size in sizes), key=rank)
         rates = self._rates(schedule)
         return Choice(best.optimizer, best.draws, best.lr, best.batch_size, best.lr in (rates[0], rates[-1]))
 
@@ -331,6 +345,12 @@ def _best_of_each_size(runs: dict[RunConfig, list[dict[str, Any]]]) -> dict[RunC
         for config in configs[: max(NUM_KEPT, -(-len(configs) // 3))]:
             kept[config] = runs[config]
     return kept
+
+
+def time_to(runs: Sequence[dict[str, Any]], target: float) -> float:
+    """Where the mean curve over runs first crosses the target."""
+    seconds, losses = (np.array([run["curves"][name] for run in runs]).mean(0) for name in ("seconds", "train_loss"))
+    return float(first_crossings(seconds[None], losses[None], np.array([target]))[0])
 
 
 def mean_loss(runs: Sequence[dict[str, Any]], moment: float | None) -> float:
