@@ -2,9 +2,9 @@
 
 Both sides choose optimizer (torch's Adam, AMSGrad or AdamW), learning rate and batch size from the same grids, on
 seeds that are not reported: uniform draws by the training loss at the end of their budget, all others by the time to
-that loss. The worse two thirds of a grid are tried on the first of these seeds alone. Uniform draws are reshuffled passes. Every batch size gets as many steps T as
-uniform training takes in the seconds of the smallest one's budget. Under cosine decay, where the budget decides the
-run, both sides are chosen by their loss at its end.
+that loss. The worse two thirds of a grid are tried on the first of these seeds alone. Uniform draws are reshuffled
+passes. Every batch size gets as many steps T as uniform training takes in the seconds of the smallest one's budget.
+Under cosine decay, where the budget decides the run, both sides are chosen by their loss at its end.
 
 - Target: the mean loss on the whole training set that the best uniform configuration has after its budget T.
 - Time: where the mean curve over seeds first crosses the target, straight lines between evaluations, which are equally
