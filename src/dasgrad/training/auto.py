@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dasgrad.scoring import ExampleScorer
 from dasgrad.training import generators
+from dasgrad.training.costs import Costs
 from dasgrad.training.diagnosis import Decision, Diagnosis
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
 from dasgrad.training.overlap import Scored
@@ -50,25 +51,6 @@ _MARGIN = 1.5
 """Scoring beside training is given so many times the steps that it should take."""
 _UNKNOWN_AGING = 0.15
 """The share of what fresh scores win that is lost from one look to the next, until it was measured."""
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds, given instead of measured: decisions then depend on the random seed alone, and can be repeated."""
-
-    step: float
-    """A training step."""
-    example: float
-    """Scoring one example."""
-    lost: float = 1.0
-    """The share of its time that scoring beside training takes from training; for ``overlap`` alone."""
-
-    def __post_init__(self) -> None:
-        for name, value in (("step", self.step), ("example", self.example)):
-            if not (isinstance(value, (int, float)) and value > 0):
-                raise ValueError(f"`Costs({name}=...)` must be a positive number of seconds, got {value!r}.")
-        if not (isinstance(self.lost, (int, float)) and 0 <= self.lost <= 1):
-            raise ValueError(f"`Costs(lost=...)` must be in [0, 1], got {self.lost!r}.")
 
 
 @dataclass(frozen=True)
@@ -358,7 +340,9 @@ class AutoRefresh(StepCounter):
                 seconds = self.seconds_of(str(scorer.score), loader)
                 loader.rescore_beside(scorer, self._steps_beside(loader, seconds, step_seconds))
             else:
-                seconds = loader.rescore(scorer)
+                started = self._now(scorer)
+                loader.rescore(scorer)
+                seconds = self._now(scorer) - started
                 if self._costs is None and seconds > 0:
                     self._scoring_seconds[str(scorer.score)] = seconds
             self._refreshed_at = step
