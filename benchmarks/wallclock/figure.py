@@ -28,6 +28,16 @@ def choose_rows(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return panels
 
 
+def find_window(rows: Sequence[Row]) -> tuple[float, float, float]:
+    """Least and largest loss and seconds to show: to the end of uniform's runs, and not the first fall."""
+    uniform = rows[0]["peer_curve"]
+    end = 1.05 * uniform["seconds"][-1]
+    early = next(loss for t, loss in zip(uniform["seconds"], uniform["train_loss"], strict=True) if t > 0.08 * end)
+    curves = [uniform, *(row["curve"] for row in rows)]
+    shown = [loss for c in curves for t, loss in zip(c["seconds"], c["train_loss"], strict=True) if t <= end]
+    return min(shown), early, end
+
+
 def draw(rows: Sequence[Row], path: Path) -> None:
     """One panel a problem; lines differ in dash and marker as well as in shade.
 
@@ -40,9 +50,14 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     except ImportError as error:
         raise ImportError("a figure needs matplotlib: pip install matplotlib.") from error
     panels = choose_rows(rows)
-    figure, axes = pyplot.subplots(len(panels), 1, figsize=(8, 3.6 * len(panels)), squeeze=False, layout="constrained")
+    num_columns = min(2, len(panels))
+    num_rows = -(-len(panels) // num_columns)
+    size = (6 * num_columns, 4 * num_rows)
+    figure, axes = pyplot.subplots(num_rows, num_columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
     shades = pyplot.get_cmap("viridis")
-    for axis, (title, own) in zip(axes[:, 0], panels.items(), strict=True):
+    for axis, (title, own) in zip(axes.flat[: len(panels)], panels.items(), strict=True):
         first = own[0]
         best = f"best uniform: {first['peer_name'].split(',')[0]}, batch {first['peer_batch_size']}"
         axis.plot(
@@ -68,9 +83,17 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         place = axis.get_yaxis_transform()
         axis.text(0.99, first["target"], "target", transform=place, ha="right", va="bottom", fontsize=8)
         what = "seconds of training, scoring included"
-        axis.set(title=f"{title}; {first['schedule']}", xlabel=what, ylabel="training loss", yscale="log")
+        low, high, end = find_window(own)
+        log = high > 4 * low
+        axis.set(title=f"{title}; {first['schedule']}", xlabel=what, ylabel="training loss")
+        axis.set(xlim=(0, end), ylim=(low / 1.05, high) if log else (low - 0.05 * (high - low), high))
+        if log:
+            axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:.3g}")
+        axis.yaxis.set_minor_formatter("{x:.2g}")
+        axis.tick_params(labelsize=7, which="both")
         axis.title.set_fontsize(9)
-        axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+        axis.legend(fontsize=7, loc="upper right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     pyplot.close(figure)
