@@ -238,10 +238,9 @@ def test_a_full_disk_is_reported(
 @pytest.mark.skipif(os.name != "posix", reason="sends a signal to a process group")
 def test_ctrl_c_ends_all_processes_and_keeps_records(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dasgrad", "run", "digits", "--steps", "400", "--processes", "2"]
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a job in the background ignores it, and so would
-    try:  # whatever it starts
+    # A job in the background ignores interrupts, and so would whatever it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
         process = subprocess.Popen(
             [*command, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True, start_new_session=True
         )
