@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 STATE_VERSION = 2  # version 1 summed noise over looks
 CHEAPER = ("last_layer", "loss")
 """Scores that are tried where the exact one costs much."""
-WORTH = 0.95
-"""Adaptive draws must promise to take at most this share of the time of uniform ones, and a cheaper score of that which
-the exact one takes: a look is a small sample."""
+CLEARLY = 0.95
+"""A cheaper score must promise to take at most this share of the time with the exact one: a look is a small sample."""
 _SMALLEST_TRIAL, _LARGEST_TRIAL, _TRIAL_STEPS = 64, 4096, 30
 """How the cost of scoring is tried out: on so many examples, until a trial takes longer than a few steps."""
 _FADING = 0.5
@@ -73,6 +72,8 @@ class AutoRefresh(StepCounter):
         num_audited: the least number of examples looked at each time; up to 4096 where there is time for them.
         first: the step of the first look.
         growth: looks are at steps that grow by this factor.
+        worth: adaptive draws must promise to take at most this share of the time of uniform ones. The forecast leaves out
+            what passes without replacement save.
         most_auditing: the share of the training time that looks may take where nothing is to be won, up to ten times
             that where much is; they are put off where they would take more.
         costs: in seconds; None measures them.
@@ -85,6 +86,7 @@ class AutoRefresh(StepCounter):
         num_audited: int = 256,
         first: int = 16,
         growth: float = 1.5,
+        worth: float = 0.8,
         most_auditing: float = 0.02,
         costs: Costs | None = None,
         clock: Clock | None = None,
@@ -94,12 +96,15 @@ class AutoRefresh(StepCounter):
                 raise ValueError(f"`AutoRefresh({name}=...)` must be an integer of at least 2, got {value!r}.")
         if not 1 < growth < float("inf"):
             raise ValueError(f"`AutoRefresh(growth=...)` must be above 1, got {growth!r}.")
+        if not 0 < worth <= 1:
+            raise ValueError(f"`AutoRefresh(worth=...)` must be in (0, 1], got {worth!r}.")
         if not 0 < most_auditing < 1:
             raise ValueError(f"`AutoRefresh(most_auditing=...)` must be in (0, 1), got {most_auditing!r}.")
         self._clock = time.perf_counter if clock is None else clock
         super().__init__(self._clock)
         self._num_audited = num_audited
         self._growth = growth
+        self._worth = worth
         self._most_auditing = most_auditing
         self._costs = costs
         self._tiers: dict[str, ExampleScorer | None] = {}
@@ -173,7 +178,7 @@ class AutoRefresh(StepCounter):
         keep = next((option for option in options if option.decision == "keep"), None)
         if keep is not None and best.decision == "refresh" and keep.factor < best.factor + 0.02:
             best = keep
-        if best.decision != "off" and best.factor > WORTH:
+        if best.decision != "off" and best.factor > self._worth:
             best = next(option for option in options if option.decision == "off")
         if self._costs is not None:
             self._look_seconds = 2 * self._costs.example * self._num_looked_at  # a score and a gradient each
@@ -273,7 +278,7 @@ class AutoRefresh(StepCounter):
         # Cheaper scores are tried where one that costs a third and leaves as little noise would change the choice.
         seconds = self._seconds_lost(loader, self.seconds_of(str(scorer.score), loader))
         ideal = exact.factor * (1 + seconds / 3 / training) / (1 + seconds / training)
-        if ideal < 0.95 * min(WORTH, *(option.factor for option in options)) and self._costs is None:
+        if ideal < CLEARLY * min(self._worth, *(option.factor for option in options)) and self._costs is None:
             options += self._cheaper(loader, found, exact, refreshing)
         return options
 
@@ -301,7 +306,7 @@ class AutoRefresh(StepCounter):
             left = self._tier_left(loader, cheaper, name, found)
             if cheaper is not None and left is not None:
                 option = refreshing(cheaper, left)
-                if option.factor < WORTH * exact.factor:
+                if option.factor < CLEARLY * exact.factor:
                     options.append(option)
         return options
 
