@@ -530,7 +530,7 @@ def test_without_a_scorer_there_is_nothing_to_overlap():
 @pytest.mark.parametrize("auto", [False, True], ids=["fixed", "auto"])
 def test_a_run_resumed_while_scores_are_pending_makes_the_same_draws(tmp_path, stopped, auto):
     def make():
-        refresh = AutoRefresh(first=8, costs=Costs(step=1.0, example=0.05, lost=0.1)) if auto else 8
+        refresh = AutoRefresh(first=8, worth=0.95, costs=Costs(step=1.0, example=0.05, lost=0.1)) if auto else 8
         return build(overlap="auto" if auto else 3, refresh=refresh, losses=sleepy_losses)
 
     model, optimizer, loader = make()
@@ -578,7 +578,7 @@ def test_states_of_before_and_of_another_overlap():
 
 
 def automatic(**costs):
-    return build(overlap="auto", refresh=AutoRefresh(costs=Costs(**costs)), losses=sleepy_losses)
+    return build(overlap="auto", refresh=AutoRefresh(worth=0.95, costs=Costs(**costs)), losses=sleepy_losses)
 
 
 def test_auto_takes_as_many_steps_as_scoring_should():

@@ -72,8 +72,8 @@ class AutoRefresh(StepCounter):
         num_audited: the least number of examples looked at each time; up to 4096 where there is time for them.
         first: the step of the first look.
         growth: looks are at steps that grow by this factor.
-        worth: adaptive draws must promise to take at most this share of the time of uniform ones. The forecast leaves out
-            what passes without replacement save.
+        worth: adaptive draws must promise to take at most this share of the time of uniform ones; the forecast leaves
+            out what passes without replacement save.
         most_auditing: the share of the training time that looks may take where nothing is to be won, up to ten times
             that where much is; they are put off where they would take more.
         costs: in seconds; None measures them.
