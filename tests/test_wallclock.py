@@ -79,6 +79,16 @@ def test_a_method_twice_as_fast_takes_half_the_time_whatever_seeds_have_in_commo
     assert not found.at_most
 
 
+def test_a_sooner_configuration_of_the_peer_counts():
+    """Its time, to the target that the first one sets; a later one changes nothing."""
+    ours, peer, sooner, later = (falling(speed, range(10)) for speed in (0.5, 1.0, 0.8, 2.0))
+    alone = crossing.compare_times(ours, peer, 4)
+    found = crossing.compare_times(ours, peer, 4, sooner)
+    assert found.ours == alone.ours
+    assert found.ratio == pytest.approx(alone.ratio / 0.8, rel=0.05)
+    assert crossing.compare_times(ours, peer, 4, later) == alone
+
+
 def test_other_seeds_show_what_chance_does():
     found = crossing.compare_times(falling(1.0, range(100, 110)), falling(1.0, range(10)), 4)
     assert found.low < 1 < found.high
@@ -144,10 +154,13 @@ def test_a_further_seed_is_for_the_best_third_of_each_batch_size():
         for lr in range(12)
         for size in (32, 128)
     }
-    kept = _best_of_each_size(runs)
+    kept = _best_of_each_size(runs, 1 / 3)
     assert {(c.batch_size, c.lr) for c in kept} == {(size, lr) for size in (32, 128) for lr in (3, 4, 5, 6)}
     few = {c: found for c, found in runs.items() if c.lr < 5}
-    assert {c.lr for c in _best_of_each_size(few)} == {2, 3, 4}
+    assert {c.lr for c in _best_of_each_size(few, 1 / 3)} == {2, 3, 4}
+    assert {c.lr for c in _best_of_each_size(runs, 0.0) if c.batch_size == next(iter(runs)).batch_size} < {
+        c.lr for c in kept
+    }
 
 
 # --- what is kept on disk ---------------------------------------------------------------------------------
@@ -220,15 +233,20 @@ def test_every_way_to_draw_lowers_the_loss(draws):
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 @pytest.mark.parametrize("draws", ["adaptive:5", "adaptive:never", "reshuffled", "last-layer"])
 def test_captured_steps_are_those_of_an_ordinary_loop(draws, schedule):
-    """Where they can be captured; captured passes without replacement are the loader's own."""
+    """Where they can be captured."""
     config = RunConfig("rare", schedule, "adam", draws, 0.01, 8, 0, 20, 4, 64, "wall", "here")
     case, device = CASES["rare"], torch.device("cpu")
     ordinary = train(small_problem(), case, config, device)["curves"]["train_loss"]
     captured = train(small_problem(), case, replace(config, captured=True), device)["curves"]["train_loss"]
-    if draws == "reshuffled":
-        never = replace(config, draws="adaptive:never")
-        ordinary = train(small_problem(), case, never, device)["curves"]["train_loss"]
     assert captured == pytest.approx(ordinary, rel=1e-6)
+
+
+def test_adaptive_draws_that_stand_aside_take_the_steps_of_uniform_ones():
+    config = RunConfig("rare", "constant", "adam", "reshuffled", 0.01, 8, 3, 20, 4, 64, "wall", "here")
+    case, device = CASES["rare"], torch.device("cpu")
+    uniform = train(small_problem(), case, config, device)["curves"]["train_loss"]
+    aside = train(small_problem(), case, replace(config, draws="adaptive:never"), device)["curves"]["train_loss"]
+    assert aside == pytest.approx(uniform, rel=1e-6)
 
 
 def test_presampled_gradients_are_unbiased(monkeypatch):
@@ -384,6 +402,9 @@ def test_tables_say_never_and_at_most():
         "peer_lr": 0.1,
         "peer_lr_at_edge": True,
         "peer_batch_size": 32,
+        "soonest_optimizer": "adam",
+        "soonest_lr": 0.1,
+        "soonest_batch_size": 32,
         "target": 0.5,
         "peer": 2.0,
         "equal_seconds": 2.0,

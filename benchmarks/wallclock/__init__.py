@@ -1,12 +1,15 @@
 """Sooner on the clock? Seconds until adaptive draws reach the loss of the best uniform configuration.
 
 Both sides choose optimizer (torch's Adam, AMSGrad or AdamW), learning rate and batch size from the same grids, on
-seeds that are not reported: uniform draws by the training loss at the end of their budget, all others by the time to
-that loss. The worse two thirds of a grid are tried on the first of these seeds alone. Uniform draws are reshuffled
-passes. Every batch size gets as many steps T as uniform training takes in the seconds of the smallest one's budget.
-Under cosine decay, where the budget decides the run, both sides are chosen by their loss at its end.
+seeds that are not reported: uniform draws by the training loss at the end of their budget, which sets the target, and
+then all, uniform draws once more, by the time to it. The worse two thirds of a grid are tried on the first of these
+seeds alone, and three configurations of a batch size on more than two. Uniform draws are reshuffled passes, those of a
+loader without scores: where adaptive ones stand aside, both take the same steps. Every batch size gets as many steps T
+as uniform training takes in the seconds of the smallest one's budget. Under cosine decay, where the budget decides the
+run, both sides are chosen by their loss at its end.
 
-- Target: the mean loss on the whole training set that the best uniform configuration has after its budget T.
+- Target: the mean loss on the whole training set that the best uniform configuration has after its budget T. Uniform's
+  time to it is that of this configuration or of the one that was soonest in tuning, whichever is less.
 - Time: where the mean curve over seeds first crosses the target, straight lines between evaluations, which are equally
   many for all. Drawing, stepping and scoring are on the clock, evaluation is not. Constant and α/√t runs go on to 2T;
   who has not crossed by then is counted as infinitely slow.

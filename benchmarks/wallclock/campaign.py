@@ -1,6 +1,7 @@
 """All runs of one problem: budgets by batch size, tuning, and the runs that are reported."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,12 +26,13 @@ NUM_TUNING_POINTS = 8
 NUM_WARM_UP_STEPS = 4
 TIMING_ROUNDS, TIMED_STEPS = 5, 60
 NUM_KEPT = 3
-"""Configurations of each batch size that are tuned on further seeds: the best third, or these."""
+"""Configurations of each batch size that are tuned on further seeds: after the first the best third, then these."""
 ANY_BATCH, BATCH_32 = "any batch", "batch 32"
 AUTO, FIXED = "adaptive:auto", "adaptive:fixed"
 INTERVALS = ("100", "300", "1000", "never")
 """Of which `FIXED` takes the best."""
-UNIFORM, UNIFORM_AGAIN = "uniform", "uniform, other seeds"
+UNIFORM, SOONEST, UNIFORM_AGAIN = "uniform", "uniform, soonest", "uniform, other seeds"
+"""The one that sets the target, the one that is first there, and that one again."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Settings:
     where: str
     captured: bool
     """Whether steps are taken in a CUDA graph, where that can be."""
+    first_seed: int = 0
+    """Of those that are reported."""
     num_processes: int = 1
     """Runs at a time, where processor time is what counts."""
 
@@ -107,7 +111,8 @@ class Campaign:
             for batches, choices in by_batches.items()
         ]
         plan: list[tuple[Comparison, str, list[RunConfig]]] = []
-        for seed in range(self._settings.num_seeds):  # seeds outermost, methods inside
+        first = self._settings.first_seed
+        for seed in range(first, first + self._settings.num_seeds):  # seeds outermost, methods inside
             for comparison in comparisons:
                 names = list(comparison.choices)
                 turn = seed % len(names)  # nobody always comes after the same other
@@ -160,8 +165,9 @@ class Campaign:
         found = {}
         for batches, sizes in self._batch_rules().items():
             uniform = self._choose(schedule, by_optimizer, moment, sizes)
-            choices = {UNIFORM: uniform, UNIFORM_AGAIN: uniform}
             target = min(mean_loss(runs, moment) for config, runs in by_optimizer.items() if config.batch_size in sizes)
+            soonest = self._choose(schedule, by_optimizer, moment, sizes, target)
+            choices = {UNIFORM: uniform, SOONEST: soonest, UNIFORM_AGAIN: soonest}
             for method in sorted(settings.methods, key=lambda name: name == FIXED):  # which needs the choice of `AUTO`
                 choices[method] = self._tune_method(schedule, method, choices, by_optimizer, (moment, target), sizes)
             found[batches] = choices
@@ -226,8 +232,7 @@ class Campaign:
             runs = self._run(stage, [replace(config, seed=seed) for config in found])
             for config in found:
                 found[config].append(runs[replace(config, seed=seed)])
-            if seed == TUNING_SEED:
-                found = _best_of_each_size(found)
+            found = _best_of_each_size(found, 1 / 3 if seed == TUNING_SEED else 0.0)
         return found
 
     def _choose(
@@ -337,12 +342,14 @@ class Campaign:
                 self._call(train, short, self._settings.device)
 
 
-def _best_of_each_size(runs: dict[RunConfig, list[dict[str, Any]]]) -> dict[RunConfig, list[dict[str, Any]]]:
-    """A third of the configurations of every batch size, and `NUM_KEPT` at least, by their loss at the end."""
+def _best_of_each_size(
+    runs: dict[RunConfig, list[dict[str, Any]]], share: float
+) -> dict[RunConfig, list[dict[str, Any]]]:
+    """That share of the configurations of every batch size, and `NUM_KEPT` at least, by their loss at the end."""
     kept = {}
     for _, group in itertools.groupby(sorted(runs, key=lambda c: c.batch_size), key=lambda c: c.batch_size):
         configs = sorted(group, key=lambda config: mean_loss(runs[config], None))
-        for config in configs[: max(NUM_KEPT, -(-len(configs) // 3))]:
+        for config in configs[: max(NUM_KEPT, math.ceil(share * len(configs)))]:
             kept[config] = runs[config]
     return kept
 

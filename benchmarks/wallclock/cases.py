@@ -37,7 +37,7 @@ class Case:
     scorer: Mapping[str, Any] = field(default_factory=lambda: {"preconditioner": "frozen"})
     """Options of `ExampleScorer` for adaptive draws."""
     num_seeds: int = 10
-    num_tuning_seeds: int = 2
+    num_tuning_seeds: int = 5
     needs_gpu: bool = False
 
     def rates(self, schedule: str) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.parts.report import Row
-from benchmarks.wallclock.campaign import AUTO, FIXED, Campaign, Settings
+from benchmarks.wallclock.campaign import AUTO, FIXED, OTHER_SEED, Campaign, Settings
 from benchmarks.wallclock.cases import CASES, thin
 from benchmarks.wallclock.drawing import find_stream
 from benchmarks.wallclock.progress import OutOfTimeError, Progress
@@ -18,6 +18,7 @@ from benchmarks.wallclock.training import OPTIMIZERS, SCHEDULES
 METHODS = ("last-layer", "loss:300", AUTO, FIXED)
 RUNS = Path("runs/bench/wallclock.jsonl")
 NUM_POINTS = 40
+MOST_SEEDS = 500
 QUICK_PROBLEMS = ("rare", "hopeless")
 QUICK_SEEDS, QUICK_TUNING_SEEDS, QUICK_STEPS, QUICK_POINTS, QUICK_RATES = 2, 1, 60, 8, 1
 QUICK_BATCH_SIZES, QUICK_SHARE = (32, 128), 40
@@ -33,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schedules", nargs="+", default=SCHEDULES, choices=SCHEDULES)
     parser.add_argument("--batch-sizes", nargs="+", type=int, help="to choose from; by default the problem's")
     parser.add_argument("--seeds", type=int, help="reported ones, at least 2; by default the problem's 10 or 5")
-    parser.add_argument("--tuning-seeds", type=int, help="by default the problem's 2 or 1")
+    parser.add_argument("--first-seed", type=int, default=0, help="of those reported; 0")
+    parser.add_argument("--tuning-seeds", type=int, help="by default the problem's 5 or 1")
     parser.add_argument("--rates", type=int, help="how many learning rates of each grid, from its middle; all")
     parser.add_argument("--steps", type=int, help="T, uniform steps of the smallest batch; by default the problem's")
     parser.add_argument("--points", type=int, default=NUM_POINTS, help="evaluations of a run to 2T, divisible by 4")
@@ -104,6 +106,11 @@ def check(names: tuple[str, ...], options: argparse.Namespace) -> None:
         raise SystemExit("--clock cpu measures one thread on a CPU: give --threads 1 --device cpu.")
     if options.processes > 1 and options.clock != "cpu":
         raise SystemExit(f"--processes above 1 needs --clock cpu, got {options.processes}.")
+    if not 0 <= options.first_seed <= OTHER_SEED - MOST_SEEDS or (options.seeds or 0) > MOST_SEEDS:
+        raise SystemExit(
+            f"--first-seed must be from 0 to {OTHER_SEED - MOST_SEEDS} and --seeds at most {MOST_SEEDS}, got "
+            f"{options.first_seed} and {options.seeds}."
+        )
     for name in ("tuning_seeds", "rates", "steps", "processes"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -146,6 +153,7 @@ def measure(
         clock=options.clock,
         where=describe_place(device),
         captured=device.type == "cuda" if options.captured is None else options.captured,
+        first_seed=options.first_seed,
         num_processes=options.processes,
     )
     campaign = Campaign(name, case, problem.to(device), settings, store, progress)

@@ -63,8 +63,8 @@ def first_crossings(positions: Array, losses: Array, targets: Array) -> Array:
     return np.where(below.any(1), start + share * (end - start), np.inf)
 
 
-def compare_times(ours: Curves, peer: Curves, target_point: int, *, log: bool = False) -> Ratio:
-    """Time of ours over time of the peer, each to the peer's mean loss at ``target_point``.
+def compare_times(ours: Curves, peer: Curves, target_point: int, *others: Curves, log: bool = False) -> Ratio:
+    """Time of ours over that of the peer or of the first of ``others``, each to the peer's loss at ``target_point``.
 
     Every resample of seeds has its own mean curves and its own target.
 
@@ -72,21 +72,26 @@ def compare_times(ours: Curves, peer: Curves, target_point: int, *, log: bool = 
         ours: of the method.
         peer: of the best uniform configuration, on the same seeds.
         target_point: the column of the peer's curves that is its budget.
+        others: configurations of the peer that may be there sooner than it is itself.
         log: interpolate in the logarithm of seconds.
 
     Raises:
         ValueError: for fewer than two seeds, or sides that differ in their number.
     """
     num_seeds = len(peer.losses)
-    if num_seeds < 2 or len(ours.losses) != num_seeds:
+    if num_seeds < 2 or any(len(side.losses) != num_seeds for side in (ours, *others)):
         raise ValueError(
-            f"both sides must have the same number of seeds, at least 2, got {len(ours.losses)} and {num_seeds}."
+            "all sides must have the same number of seeds, at least 2, got "
+            f"{', '.join(str(len(side.losses)) for side in (ours, peer, *others))}."
         )
-    everyone = np.full((1, num_seeds), 1.0 / num_seeds)
-    mine, theirs = (_times(side, peer, everyone, target_point, log) for side in (ours, peer))
-    shares = resample_shares(num_seeds)
-    resampled = _times(ours, peer, shares, target_point, log) / _times(peer, peer, shares, target_point, log)
-    low, high = quantile_ends(resampled)
+
+    def both(shares: Array) -> tuple[Array, Array]:
+        mine, *theirs = (_times(side, peer, shares, target_point, log) for side in (ours, peer, *others))
+        return mine, np.min(theirs, axis=0)
+
+    mine, theirs = both(np.full((1, num_seeds), 1.0 / num_seeds))
+    my_times, their_times = both(resample_shares(num_seeds))
+    low, high = quantile_ends(my_times / their_times)
     target = peer.losses.mean(0)[target_point]
     return Ratio(
         ours=float(mine[0]),

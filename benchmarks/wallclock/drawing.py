@@ -58,9 +58,15 @@ Stream = Iterator[int]
 
 
 def reshuffled(training: Training) -> Stream:
-    """Passes without replacement, as people train."""
+    """Passes without replacement, as people train.
+
+    They are those of a loader without scores: as long as an adaptive method draws uniformly, it takes the same steps
+    with the same seed, and all that differs is what it costs.
+    """
     train = training.problem.data.train
-    for rows in reshuffled_indices(len(train[1]), training.batch_size, training.seed, str(training.device)):
+    sampler = dasgrad.AdaptiveSampler(len(train[1]), training.batch_size, seed=training.seed, device=training.device)
+    while True:
+        rows, _ = sampler.draw()
         training.optimizer.zero_grad()
         training.losses(*nested.take_rows(train, rows)).mean().backward()
         yield len(rows)

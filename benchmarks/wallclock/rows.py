@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.parts.report import Row
-from benchmarks.wallclock.campaign import UNIFORM, UNIFORM_AGAIN, Comparison
+from benchmarks.wallclock.campaign import SOONEST, UNIFORM, UNIFORM_AGAIN, Comparison
 from benchmarks.wallclock.crossing import Array, Curves, Ratio, compare_means, compare_times, values_at
 
 HELD_OUT = ("train_loss", "test_loss", "test_accuracy")
@@ -17,7 +17,7 @@ def make_rows(comparison: Comparison) -> list[Row]:
     chance = compare(comparison, UNIFORM_AGAIN)
     rows = []
     for method in comparison.choices:
-        if method != UNIFORM:
+        if method not in (UNIFORM, SOONEST):
             rows.append(_make_row(comparison, method, chance))
     return rows
 
@@ -25,17 +25,17 @@ def make_rows(comparison: Comparison) -> list[Row]:
 def compare(comparison: Comparison, method: str, column: str = "train_loss") -> Ratio:
     """Seconds to uniform's loss after its budget: along the curves, or, for cosine decay, over budgets."""
     decayed = comparison.schedule == "cosine"
-    ours, peer = (_curves(comparison, name, column) for name in (method, UNIFORM))
-    return compare_times(ours, peer, _target_point(comparison), log=decayed)
+    ours, peer, soonest = (_curves(comparison, name, column) for name in (method, UNIFORM, SOONEST))
+    return compare_times(ours, peer, _target_point(comparison), soonest, log=decayed)
 
 
 def compare_budgets(comparison: Comparison, method: str) -> Ratio:
     """For runs that hold their shorter ones: budgets at equal final loss, from T/2, T and 2T."""
-    ours, peer = (_curves(comparison, name) for name in (method, UNIFORM))
+    ours, peer, soonest = (_curves(comparison, name) for name in (method, UNIFORM, SOONEST))
     last = ours.seconds.shape[1] - 1
     points = [last // 4, last // 2, last]
-    ours, peer = (Curves(side.seconds[:, points], side.losses[:, points]) for side in (ours, peer))
-    return compare_times(ours, peer, 1, log=True)
+    ours, peer, soonest = (Curves(side.seconds[:, points], side.losses[:, points]) for side in (ours, peer, soonest))
+    return compare_times(ours, peer, 1, soonest, log=True)
 
 
 def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
@@ -76,6 +76,9 @@ def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
         "peer_lr": uniform.lr,
         "peer_lr_at_edge": uniform.at_edge,
         "peer_batch_size": uniform.batch_size,
+        "soonest_optimizer": comparison.choices[SOONEST].optimizer,
+        "soonest_lr": comparison.choices[SOONEST].lr,
+        "soonest_batch_size": comparison.choices[SOONEST].batch_size,
         "scoring_share": _scoring_share(comparison, method),
         **_equal_time(comparison, method, float(peer_curves.seconds[:, target_point].mean())),
         "curve": _mean_curve(curves),

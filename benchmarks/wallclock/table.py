@@ -38,7 +38,9 @@ def make_table(rows: Sequence[Row]) -> list[str]:
         lines += [
             f"**{first['title']}**, {group[1]}, {group[2]}{budget}. Uniform: {first['peer_name'].split(',')[0]}, "
             f"lr {first['peer_lr']:g}{'*' if first['peer_lr_at_edge'] else ''}, batch {first['peer_batch_size']}; "
-            f"training loss {first['target']:.4g} in {first['peer']:.3g} s; budget {first['equal_seconds']:.3g} s, "
+            f"training loss {first['target']:.4g} after a budget of {first['equal_seconds']:.3g} s, reached after "
+            f"{first['peer']:.3g} s ({first['soonest_optimizer']}, lr {first['soonest_lr']:g}, batch "
+            f"{first['soonest_batch_size']}, was the soonest in tuning); "
             f"held-out loss {first['peer_test_loss']:.4g}, accuracy {first['peer_test_accuracy']:.4f}; "
             f"{first['num_seeds']} seeds{'; processor time of one thread' if first['clock'] == 'cpu' else ''}.",
             "",

@@ -10,7 +10,7 @@ from torch import nn
 
 import dasgrad
 from dasgrad.training import AutoRefresh, Costs, Diagnosis
-from dasgrad.training import auto as auto_module
+from dasgrad.training.beliefs import USUAL_NOISE, NoiseBelief
 from dasgrad.training.stopwatch import Stopwatch
 
 NUM_EXAMPLES, BATCH_SIZE = 400, 8
@@ -307,17 +307,21 @@ def test_forgotten_scores_are_the_target_again():
     assert sampler.from_target(torch.tensor([0.1, 0.6, 0.95], dtype=torch.float64)).tolist() == [0, 1, 2]
 
 
-def test_noise_is_that_of_the_latest_looks_although_gradients_shrink(monkeypatch):
-    """Noise scales of 10 and then of 1,000, gradients a thousandth as long: older looks count half, the prior 16."""
-    found = iter([(1e6, 1e5), (1.0, 1e-3), (1.0, 1e-3)])
-    monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: next(found))
+def test_a_look_tells_what_it_believes_of_the_noise(monkeypatch):
+    """64 examples in each half, and the batch size as the prior has it."""
+    monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: (1e6, 1e5))
     auto = AutoRefresh(costs=DEAR)
     loader = build(auto)[2]
-    monkeypatch.setattr(auto_module, "effective_number", lambda scores: 64.0)
-    scales = [auto.audit(loader, step, 64).noise.scale for step in (1, 2, 3)]
-    weights = [64, 64 * 1.5, 64 * 1.75]
-    sums = [64 * 0.1, 64 * (0.05 + 0.001), 64 * (0.025 + 0.0005 + 0.001)]
-    assert scales == pytest.approx([(weight + 16) / total for weight, total in zip(weights, sums, strict=True)])
+    belief = NoiseBelief()
+    belief.observe(1e6, 1e5, 32)
+    assert auto.audit(loader, 1, 64).noise.scale == pytest.approx(belief.scale(loader.batch_size))
+
+
+def test_looks_without_losses_believe_what_is_usual(monkeypatch):
+    auto = AutoRefresh(costs=DEAR)
+    loader = build(auto)[2]
+    monkeypatch.setattr(dasgrad.ExampleScorer, "has_losses", False)
+    assert auto.audit(loader, 1, 64).noise.scale == pytest.approx(USUAL_NOISE * loader.batch_size)
 
 
 def test_looks_are_as_large_as_their_share_of_the_time_allows(monkeypatch):
@@ -332,7 +336,7 @@ def test_looks_are_as_large_as_their_share_of_the_time_allows(monkeypatch):
     auto = AutoRefresh(num_audited=4, costs=Costs(step=1.0, example=0.01))
     model, optimizer, loader = build(auto, rare=False)
     train(model, optimizer, loader, 400)
-    # Nothing is to be won, so a look may take 2 % of the steps until the next one, at 2 · 0.01 s an example.
+    # Nothing is to be won, so a look may take 2 % of the steps until the next one, at 3 · 0.01 s an example.
     assert numbers[0] == (16, 4)
-    assert [number for _, number in numbers[1:]] == [step // 2 for step, _ in numbers[1:]]
+    assert [number for _, number in numbers[1:]] == pytest.approx([step / 3 for step, _ in numbers[1:]], abs=2)
     assert numbers[-1][1] > 100

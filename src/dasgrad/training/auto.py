@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dasgrad.scoring import ExampleScorer
 from dasgrad.training import generators
+from dasgrad.training.beliefs import Beliefs
 from dasgrad.training.costs import Costs
 from dasgrad.training.diagnosis import Decision, Diagnosis
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
@@ -31,25 +32,21 @@ from dasgrad.training.stopwatch import Clock
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
-STATE_VERSION = 2  # version 1 summed noise over looks
+STATE_VERSION = 3  # version 2 believed other things of noise and aging
 CHEAPER = ("last_layer", "loss")
 """Scores that are tried where the exact one costs much."""
 CLEARLY = 0.95
 """A cheaper score must promise to take at most this share of the time with the exact one: a look is a small sample."""
-_SMALLEST_TRIAL, _LARGEST_TRIAL, _TRIAL_STEPS = 64, 4096, 30
+_SMALLEST_TRIAL, _LARGEST_TRIAL, _TRIAL_STEPS = 64, 4096, 8
 """How the cost of scoring is tried out: on so many examples, until a trial takes longer than a few steps."""
-_FADING = 0.5
-"""What an earlier look's noise counts beside the next one's."""
-_PRIOR = 16
-"""Examples that the noise scale is infinite by, before anything is known."""
 _LARGEST_AUDIT, _AUDIT_GROWTH = 4096, 8
 """Examples looked at: no more than these, and than so many times those of the last look, by which the cost is known."""
 _LASTING = 2
 """Looks over which the cost of a refresh is spread: its scores mostly outlast the first."""
 _MARGIN = 1.5
 """Scoring beside training is given so many times the steps that it should take."""
-_UNKNOWN_AGING = 0.15
-"""The share of what fresh scores win that is lost from one look to the next, until it was measured."""
+_GRADIENTS = 3
+"""Looking at one example more takes about so many times its share of scoring all: its score and gradients of halves."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +108,8 @@ class AutoRefresh(StepCounter):
         self._next_look = first
         self._refreshed_at: int | None = None
         self._left_then = 1.0  # noise left at the last look, by the scores in use
-        self._aging = _UNKNOWN_AGING
+        self._beliefs = Beliefs.usual()
         self._scoring_seconds: dict[str, float] = {}  # of all examples, by the score's name
-        # ‖μ‖²/tr Σ times the number of examples it is from, and that number, summed over looks, older ones fading. The
-        # ratio is what is summed: gradients shrink along training, and the first looks would outweigh all others.
-        self._inverse_noise: tuple[float, float] = (0.0, 0.0)
         self._lost = 1.0 if costs is None else costs.lost  # until it was measured, as if training stood still
         self._num_looked_at = num_audited
         self._look_seconds: float | None = None  # of the last look; None where it is not known yet
@@ -181,7 +175,7 @@ class AutoRefresh(StepCounter):
         if best.decision != "off" and best.factor > self._worth:
             best = next(option for option in options if option.decision == "off")
         if self._costs is not None:
-            self._look_seconds = 2 * self._costs.example * self._num_looked_at  # a score and a gradient each
+            self._look_seconds = _GRADIENTS * self._costs.example * self._num_looked_at
         elif first:  # in which much is done for the first time
             self._look_seconds = 2 * found.example_seconds * self._num_looked_at
         else:  # without trying out what a score costs, which does not come again
@@ -196,13 +190,15 @@ class AutoRefresh(StepCounter):
 
     def _affordable(self, loader: "AdaptiveLoader", seconds: float) -> int:
         """How many examples to look at, with so many seconds until the next look."""
+        assert loader.scorer is not None
         num_examples = max(2, loader.sampler.num_examples)
         least = min(self._num_audited, num_examples)
         if not self._look_seconds:
             return least
-        each = self._look_seconds / self._num_looked_at
+        each = _GRADIENTS * self.seconds_of(str(loader.scorer.score), loader) / num_examples
+        spare = max(self._most_auditing, self._allowed() / 4) * seconds - self._look_seconds
         most = min(_LARGEST_AUDIT, _AUDIT_GROWTH * self._num_looked_at, num_examples)
-        return max(least, min(most, int(self._most_auditing * seconds / each)))
+        return max(least, min(most, self._num_looked_at + int(spare / each)))
 
     def audit(self, loader: "AdaptiveLoader", step: int, number: int) -> "_Found":
         """Measure scores, noise and costs on some examples; draws and probabilities stay as they are."""
@@ -216,7 +212,7 @@ class AutoRefresh(StepCounter):
         if self._costs is None and len(chunks[0]) == loader.scoring_chunk_size:
             self._scoring_seconds[str(scorer.score)] = seconds * sampler.num_examples / len(indices)
         started = self._now(scorer)
-        noise = Noise(self._noise_scale(loader, scorer, chunks, scores), loader.batch_size)
+        noise = Noise(self._noise_scale(loader, scorer, chunks), loader.batch_size)
         example_seconds = max(0.0, self._now(scorer) - started) / len(indices)
         if self._costs is not None:
             example_seconds = self._costs.example
@@ -225,8 +221,12 @@ class AutoRefresh(StepCounter):
         scores, indices = scores.to(sampler.device)[finite], indices[finite]
         now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
         fresh = noise.of_second_moment(second_moment_left(scores, weights_of(scores, sampler.floor)))
-        if self._refreshed_at is not None and self._left_then < 1:
-            self._aging = min(1.0, max(0.0, (now - self._left_then) / (1 - self._left_then)))
+        aging = self._beliefs.aging
+        if self._refreshed_at is None:
+            aging.forget()
+        elif self._left_then < 1:
+            aging.observe(self._left_then, now, effective_number(scores))
+            now = aging.age(self._left_then)
         return _Found(chunks, finite, scores, noise, now, fresh, example_seconds)
 
     def _scores_of(
@@ -237,36 +237,27 @@ class AutoRefresh(StepCounter):
         scores = torch.cat([scorer(loader.examples_for_scoring(indices)) for indices in chunks])
         return scores, max(0.0, self._now(scorer) - started)
 
-    def _noise_scale(
-        self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor], scores: Tensor
-    ) -> float:
-        """From this look and, fading, those before, each by the number of examples that carry its gradients.
-
-        Of 256 random examples that may be three. What little is known counts beside `_PRIOR` examples that say that
-        noise is all there is, as it mostly is in batches of the usual size.
-        """
-        if not scorer.has_losses:
-            return float("inf")
-        noise, mean = scorer.noise(loader.examples_for_scoring(indices) for indices in chunks)
-        if math.isfinite(noise) and math.isfinite(mean) and noise > 0:
-            number = effective_number(scores[torch.isfinite(scores)])
-            inverse, weight = self._inverse_noise
-            self._inverse_noise = _FADING * inverse + number * mean / noise, _FADING * weight + number
-        inverse, weight = self._inverse_noise
-        return (weight + _PRIOR) / inverse if inverse > 0 else float("inf")
+    def _noise_scale(self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]) -> float:
+        """From this look and those before."""
+        if scorer.has_losses:
+            noise, mean = scorer.noise(loader.examples_for_scoring(indices) for indices in chunks)
+            if math.isfinite(noise) and math.isfinite(mean) and noise > 0:
+                number = sum(len(indices) // 2 for indices in chunks)
+                self._beliefs.noise.observe(noise, mean, number)
+        return self._beliefs.noise.scale(loader.batch_size)
 
     def _options(self, loader: "AdaptiveLoader", found: "_Found", step_seconds: float, interval: int) -> list[_Option]:
         scorer = loader.scorer
         assert scorer is not None
         options = [_Option("off", 1.0, 1.0, 1.0)]
         if self._refreshed_at is not None:
-            left = _aged(found.now, self._aging)
+            left = (found.now + self._beliefs.aging.age(found.now)) / 2
             options.append(_Option("keep", found.noise.steps_factor(left), found.now, left))
         training = _LASTING * interval * step_seconds
 
         def refreshing(scorer: ExampleScorer, fresh: float) -> _Option:
             seconds = self.seconds_of(str(scorer.score), loader)
-            left = _aged(fresh, self._aging)
+            left = (fresh + self._beliefs.aging.age(fresh)) / 2
             if loader.overlap != 0:  # draws stay what they are until then
                 late = min(1.0, self._steps_beside(loader, seconds, step_seconds) / (_LASTING * interval))
                 left = late * min(1.0, found.now) + (1 - late) * left
@@ -424,8 +415,7 @@ class AutoRefresh(StepCounter):
             "next_look": self._next_look,
             "refreshed_at": self._refreshed_at,
             "left_then": self._left_then,
-            "aging": self._aging,
-            "inverse_noise": list(self._inverse_noise),
+            "beliefs": self._beliefs.state_dict(),
             "scoring_seconds": dict(self._scoring_seconds),
             "lost": self._lost,
             "num_looked_at": self._num_looked_at,
@@ -450,9 +440,7 @@ class AutoRefresh(StepCounter):
         self._next_look = int(state_dict["next_look"])
         self._refreshed_at = state_dict["refreshed_at"]
         self._left_then = float(state_dict["left_then"])
-        self._aging = float(state_dict["aging"])
-        inverse, weight = state_dict["inverse_noise"]
-        self._inverse_noise = float(inverse), float(weight)
+        self._beliefs = Beliefs.from_state_dict(state_dict["beliefs"])
         self._scoring_seconds = dict(state_dict["scoring_seconds"])
         self._lost = float(state_dict.get("lost", self._lost))  # which states once did not have
         self._num_looked_at = int(state_dict["num_looked_at"])
@@ -482,8 +470,3 @@ class _Found:
     """Noise left by fresh exact scores."""
     example_seconds: float
     """Of a gradient, an example, in large batches."""
-
-
-def _aged(left: float, aging: float) -> float:
-    """The mean of what is left now and at the next look."""
-    return left + aging * max(0.0, 1 - left) / 2

@@ -1,0 +1,87 @@
+"""What `AutoRefresh` holds true between looks: how noisy gradients are, and how fast scores age.
+
+A look is a small sample: of 256 examples three may carry all of the gradient. So what it says is averaged with what
+is believed already, each counted by how much it can know.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+USUAL_NOISE, MOST_NOISE = 4.0, 32.0
+"""N/B before anything is known, and the most that is believed: optimizers that take their step from the noise do not
+gain without bound when it goes."""
+USUAL_AGING = 0.15
+"""The share of what fresh scores win that is lost from one look to the next, before anything is known."""
+PRIOR_EXAMPLES = 16
+"""Examples that the present belief about aging counts as, beside a look's."""
+FADING = 0.5
+"""What a look's noise counts beside the next one's."""
+
+
+@dataclass
+class NoiseBelief:
+    """The noise scale N = tr Σ/‖μ‖², by its inverse, in which an estimate's error is known.
+
+    Of m examples in each half, noise alone gives ⟨ga, gb⟩/tr Σ an error of up to 1/m. So an estimate counts by m²,
+    and what is usual, ‖μ‖²/tr Σ = 1/(4B), by (4B)².
+    """
+
+    inverse: float = 0.0
+    """Σ m² ‖μ‖²/tr Σ over looks, older ones fading."""
+    weight: float = 0.0
+    """Σ m²."""
+
+    def observe(self, noise: float, mean: float, number: int) -> None:
+        """Estimates of tr Σ and of ‖μ‖², which can be negative, from so many examples in each half."""
+        self.inverse = FADING * self.inverse + number**2 * mean / noise
+        self.weight = FADING * self.weight + number**2
+
+    def scale(self, batch_size: int) -> float:
+        """N."""
+        usual = USUAL_NOISE * batch_size
+        inverse = (usual + self.inverse) / (usual**2 + self.weight)
+        return 1.0 / max(inverse, 1.0 / (MOST_NOISE * batch_size))
+
+
+@dataclass
+class AgingBelief:
+    """The share of what scores win over uniform draws that is lost from one look to the next."""
+
+    share: float = USUAL_AGING
+
+    def observe(self, left_before: float, left_now: float, number: float) -> None:
+        """Noise left at the last look and now, the latter by so many examples that count."""
+        if left_before < 1:
+            found = min(1.0, max(0.0, (left_now - left_before) / (1 - left_before)))
+            self.share = (PRIOR_EXAMPLES * self.share + number * found) / (PRIOR_EXAMPLES + number)
+
+    def forget(self) -> None:
+        """A look without scores whose age could be seen: half way back to what is usual."""
+        self.share = (self.share + USUAL_AGING) / 2
+
+    def age(self, left: float) -> float:
+        """The noise left at the next look, where this much is now."""
+        return left + self.share * max(0.0, 1 - left)
+
+
+@dataclass
+class Beliefs:
+    """Both."""
+
+    noise: NoiseBelief
+    aging: AgingBelief
+
+    @classmethod
+    def usual(cls) -> "Beliefs":
+        """Before anything is known."""
+        return cls(NoiseBelief(), AgingBelief())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return asdict(self)
+
+    @classmethod
+    def from_state_dict(cls, state_dict: Mapping[str, Any]) -> "Beliefs":
+        """From `state_dict`."""
+        return cls(NoiseBelief(**state_dict["noise"]), AgingBelief(**state_dict["aging"]))
