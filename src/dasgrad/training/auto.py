@@ -60,6 +60,7 @@ class _Option:
     noise_left: float
     """The same on average until the next look."""
     scorer: ExampleScorer | None = None
+    """Of a refresh; None where the scores are there already."""
 
 
 class AutoRefresh(StepCounter):
@@ -115,6 +116,7 @@ class AutoRefresh(StepCounter):
         self._look_seconds: float | None = None  # of the last look; None where it is not known yet
         self._promise = 0.0  # the share of the time that fresh scores would save, if they cost nothing
         self._trial_seconds = 0.0  # of the present look
+        self._example_seconds = 0.0  # of a gradient, at the last look at some
         self._failure = ""
         self.last = Diagnosis(step=1, decision="wait")
 
@@ -164,6 +166,9 @@ class AutoRefresh(StepCounter):
         started, self._trial_seconds = self._clock(), 0.0
         step = self.num_steps + 1
         interval = max(1, int(step * (self._growth - 1)))
+        if self._scores_are_cheap(loader):
+            self._look_at_all(loader, step_seconds, interval)
+            return
         first = self._look_seconds is None
         self._num_looked_at = self._affordable(loader, interval * step_seconds)
         found = self.audit(loader, step, self._num_looked_at)
@@ -183,6 +188,33 @@ class AutoRefresh(StepCounter):
         self._promise = 1 - found.noise.steps_factor(min(1.0, found.fresh))
         self._carry_out(loader, best, found, step)
         self._next_look = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
+
+    def _scores_are_cheap(self, loader: "AdaptiveLoader") -> bool:
+        """Whether all examples are scored in the time of a look, most of which can be the calls, as on a GPU."""
+        assert loader.scorer is not None
+        if self._look_seconds is None or loader.overlap != 0:
+            return False
+        return self._scoring_seconds.get(str(loader.scorer.score), math.inf) <= self._look_seconds
+
+    def _look_at_all(self, loader: "AdaptiveLoader", step_seconds: float, interval: int) -> None:
+        """Score all examples, see what that is worth, and keep the scores or forget them."""
+        scorer, sampler, step = loader.scorer, loader.sampler, self.num_steps + 1
+        assert scorer is not None
+        weights = sampler.weights if sampler.refreshed else None
+        seconds = self._rescore(loader, scorer)
+        noise = Noise(self._beliefs.noise.scale(loader.batch_size), loader.batch_size)
+        scores = sampler.scores
+        fresh = noise.of_second_moment(second_moment_left(scores, sampler.weights))
+        if weights is not None:
+            now = noise.of_second_moment(second_moment_left(scores, weights))
+            self._beliefs.aging.observe(self._left_then, now, effective_number(scores))
+        left = (fresh + self._beliefs.aging.age(fresh)) / 2
+        factor = (1 + seconds / (_LASTING * interval * step_seconds)) * noise.steps_factor(left)
+        best = _Option("refresh", factor, fresh, left) if factor <= self._worth else _Option("off", 1.0, 1.0, 1.0)
+        found = _Found((), torch.isfinite(scores), scores, noise, 1.0, fresh, self._example_seconds)
+        self._promise = 1 - noise.steps_factor(min(1.0, fresh))
+        self._carry_out(loader, best, found, step)
+        self._next_look = step + max(interval, int(seconds / (self._allowed() * step_seconds)))
 
     def _allowed(self) -> float:
         """The share of the time until the next look that the smallest may take: more the more there is to win."""
@@ -216,6 +248,7 @@ class AutoRefresh(StepCounter):
         example_seconds = max(0.0, self._now(scorer) - started) / len(indices)
         if self._costs is not None:
             example_seconds = self._costs.example
+        self._example_seconds = example_seconds
         # Examples without a finite score are the refresh's business, which names them.
         finite = torch.isfinite(scores).to(sampler.device)
         scores, indices = scores.to(sampler.device)[finite], indices[finite]
@@ -330,19 +363,16 @@ class AutoRefresh(StepCounter):
         assert scorer is not None
         assert step_seconds is not None
         if best.decision == "refresh":
-            assert best.scorer is not None
-            scorer = best.scorer
-            if loader.overlap != 0:
+            scorer = best.scorer or scorer
+            if best.scorer is None:
+                pass
+            elif loader.overlap != 0:
                 seconds = self.seconds_of(str(scorer.score), loader)
                 loader.rescore_beside(scorer, self._steps_beside(loader, seconds, step_seconds))
             else:
-                started = self._now(scorer)
-                loader.rescore(scorer)
-                seconds = self._now(scorer) - started
-                if self._costs is None and seconds > 0:
-                    self._scoring_seconds[str(scorer.score)] = seconds
+                self._rescore(loader, scorer)
             self._refreshed_at = step
-        elif best.decision == "off" and self._refreshed_at is not None:
+        elif best.decision == "off" and loader.sampler.refreshed:
             loader.sampler.forget()
             self._refreshed_at = None
         self._left_then = min(1.0, best.left_now)
@@ -359,6 +389,15 @@ class AutoRefresh(StepCounter):
             time_factor=best.factor,
             larger_batch_factor=found.noise.larger_batch_factor(4, step_seconds, found.example_seconds),
         )
+
+    def _rescore(self, loader: "AdaptiveLoader", scorer: ExampleScorer) -> float:
+        """Rescore all examples, and return what that takes."""
+        started = self._now(scorer)
+        loader.rescore(scorer)
+        seconds = self._now(scorer) - started
+        if self._costs is None and seconds > 0:
+            self._scoring_seconds[str(scorer.score)] = seconds
+        return self.seconds_of(str(scorer.score), loader)
 
     # --- measuring ------------------------------------------------------------------------------------
 
@@ -420,6 +459,7 @@ class AutoRefresh(StepCounter):
             "lost": self._lost,
             "num_looked_at": self._num_looked_at,
             "look_seconds": self._look_seconds,
+            "example_seconds": self._example_seconds,
             "promise": self._promise,
             "failure": self._failure,
             "last": asdict(self.last),
@@ -445,6 +485,7 @@ class AutoRefresh(StepCounter):
         self._lost = float(state_dict.get("lost", self._lost))  # which states once did not have
         self._num_looked_at = int(state_dict["num_looked_at"])
         self._look_seconds = state_dict["look_seconds"]
+        self._example_seconds = float(state_dict["example_seconds"])
         self._promise = float(state_dict["promise"])
         self._failure = str(state_dict["failure"])
         self.last = Diagnosis(**state_dict["last"])
