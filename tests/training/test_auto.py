@@ -6,49 +6,11 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 import dasgrad
 from dasgrad.training import AutoRefresh, Costs, Diagnosis
-from dasgrad.training import auto as auto_module
 from dasgrad.training.stopwatch import Stopwatch
-
-NUM_EXAMPLES, BATCH_SIZE = 400, 8
-CHEAP, DEAR = Costs(step=1.0, example=1e-4), Costs(step=1.0, example=100.0)
-
-
-def losses_of(outputs, targets):
-    return (outputs[:, 0] - targets).square()
-
-
-def make_data(rare):
-    """Targets of a linear model with noise: that of a few examples much larger, or all gradients about as long."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(NUM_EXAMPLES, 3, generator=generator)
-    noise = torch.randn(NUM_EXAMPLES, generator=generator)
-    if rare:
-        return inputs, inputs.sum(1) + torch.where(torch.arange(NUM_EXAMPLES) % 20 == 0, 30 * noise, 0.1 * noise)
-    inputs = inputs / inputs.norm(dim=1, keepdim=True)
-    return inputs, inputs.sum(1) + 100 * noise.sign()
-
-
-def build(auto, rare=True, seed=0, data=None, **options):
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    optimizer = dasgrad.DASGrad(model.parameters(), lr=0.01)
-    scorer = dasgrad.ExampleScorer(model, losses_of, optimizer, score="gradient")
-    data = make_data(rare) if data is None else data
-    loader = dasgrad.AdaptiveLoader(data, BATCH_SIZE, scorer=scorer, refresh=auto, seed=seed, **options)
-    return model, optimizer, loader
-
-
-def train(model, optimizer, loader, num_steps, each=lambda batch: None):
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))
-    for batch in itertools.islice(batches, num_steps):
-        optimizer.zero_grad()
-        batch.weighted_mean(losses_of(model(batch.inputs), batch.targets)).backward()
-        optimizer.step()
-        each(batch)
+from training.auto_runs import BATCH_SIZE, CHEAP, DEAR, NUM_EXAMPLES, build, make_data, train
 
 
 def test_it_rescores_where_a_few_examples_carry_the_gradient():
@@ -101,6 +63,7 @@ def test_it_stops_sampling_when_nothing_is_left_to_win():
     loader.dataset[1].copy_(targets)
     train(model, optimizer, loader, 60)
     assert loader.diagnosis().decision == "off"
+    assert loader.diagnosis().staleness is None
     assert not loader.sampler.refreshed
 
 
@@ -128,6 +91,30 @@ def test_a_state_goes_on_where_it_was():
     train(*again, 40, lambda batch: found[1].append(batch.indices))
     assert torch.equal(torch.cat(found[0]), torch.cat(found[1]))
     assert again[2].diagnosis() == loader.diagnosis()
+
+
+def test_every_part_of_a_state_is_kept():
+    fresh = AutoRefresh().state_dict()
+    state = {
+        "auto": fresh["auto"],
+        "num_steps": 40,
+        "next_look": 54,
+        "refreshed_at": 36,
+        "left_then": 0.3,
+        "aging": 0.4,
+        "inverse_noise": [0.5, 60.0],
+        "scoring_seconds": {"gradient": 7.0},
+        "lost": 0.8,
+        "num_looked_at": 9,
+        "look_seconds": 1.5,
+        "promise": 0.25,
+        "failure": "scoring ran out of memory",
+        "last": {**fresh["last"], "step": 36, "decision": "keep"},
+    }
+    assert [key for key in fresh if state[key] == fresh[key]] == ["auto"]
+    auto = AutoRefresh()
+    auto.load_state_dict(state)
+    assert auto.state_dict() == state
 
 
 def test_states_of_another_kind_of_refresh_are_refused():
@@ -171,27 +158,6 @@ def test_a_clock_that_jumps_does_no_harm():
     assert found.step_seconds == pytest.approx(1e-3, rel=0.5)
     assert math.isfinite(found.time_factor)
     assert loader.num_steps == 200
-
-
-def test_trying_out_what_scoring_costs_does_not_put_off_the_next_look():
-    now = [0.0]
-    auto = AutoRefresh(clock=lambda: now[0])
-    model, optimizer, loader = build(auto)
-
-    def trial(scorer, data):
-        now[0] += 1000.0
-        return 0.01
-
-    def take_a_second(*args):
-        now[0] += 1.0
-
-    auto._time_once = trial
-    optimizer.register_step_pre_hook(take_a_second)
-    train(model, optimizer, loader, 20)
-    auto._scoring_seconds.clear()  # the second look, at step 24, has to try again
-    train(model, optimizer, loader, 30)
-    assert now[0] > 2000
-    assert loader.diagnosis().step == 36  # the third look: steps 16, 24, 36
 
 
 def test_measured_costs_decide_on_a_real_clock():
@@ -305,34 +271,3 @@ def test_forgotten_scores_are_the_target_again():
     torch.testing.assert_close(sampler.probabilities, target)
     assert (sampler.weights_of(torch.tensor([0, 1])) == 1).all()
     assert sampler.from_target(torch.tensor([0.1, 0.6, 0.95], dtype=torch.float64)).tolist() == [0, 1, 2]
-
-
-def test_noise_is_that_of_the_latest_looks_although_gradients_shrink(monkeypatch):
-    """Noise scales of 10 and then of 1,000, gradients a thousandth as long: older looks count half, the prior 16."""
-    found = iter([(1e6, 1e5), (1.0, 1e-3), (1.0, 1e-3)])
-    monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: next(found))
-    auto = AutoRefresh(costs=DEAR)
-    loader = build(auto)[2]
-    monkeypatch.setattr(auto_module, "effective_number", lambda scores: 64.0)
-    scales = [auto.audit(loader, step, 64).noise.scale for step in (1, 2, 3)]
-    weights = [64, 64 * 1.5, 64 * 1.75]
-    sums = [64 * 0.1, 64 * (0.05 + 0.001), 64 * (0.025 + 0.0005 + 0.001)]
-    assert scales == pytest.approx([(weight + 16) / total for weight, total in zip(weights, sums, strict=True)])
-
-
-def test_looks_are_as_large_as_their_share_of_the_time_allows(monkeypatch):
-    numbers = []
-    audit = AutoRefresh.audit
-
-    def note(self, loader, step, number):
-        numbers.append((step, number))
-        return audit(self, loader, step, number)
-
-    monkeypatch.setattr(AutoRefresh, "audit", note)
-    auto = AutoRefresh(num_audited=4, costs=Costs(step=1.0, example=0.01))
-    model, optimizer, loader = build(auto, rare=False)
-    train(model, optimizer, loader, 400)
-    # Nothing is to be won, so a look may take 2 % of the steps until the next one, at 2 · 0.01 s an example.
-    assert numbers[0] == (16, 4)
-    assert [number for _, number in numbers[1:]] == [step // 2 for step, _ in numbers[1:]]
-    assert numbers[-1][1] > 100

@@ -1,0 +1,178 @@
+"""The looks of ``refresh="auto"``: when they come, how large they are, what they measure and what follows from it."""
+
+import pytest
+import torch
+
+import dasgrad
+from dasgrad.training import AutoRefresh, Costs
+from dasgrad.training import auto as auto_module
+from dasgrad.training.forecast import Noise
+from training.auto_runs import BATCH_SIZE, CHEAP, DEAR, NUM_EXAMPLES, build, build_timed, train
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Step, number of examples and findings of every look from here on."""
+    noted, audit = [], AutoRefresh.audit
+
+    def note(self, loader, step, number):
+        found = audit(self, loader, step, number)
+        noted.append((step, number, found))
+        return found
+
+    monkeypatch.setattr(AutoRefresh, "audit", note)
+    return noted
+
+
+# --- when and how large -----------------------------------------------------------------------------------
+
+
+def test_trying_out_what_scoring_costs_does_not_put_off_the_next_look():
+    auto, (model, optimizer, loader), now = build_timed()
+
+    def trial(scorer, data):
+        now[0] += 1000.0
+        return 0.01
+
+    auto._time_once = trial
+    train(model, optimizer, loader, 20)
+    auto._scoring_seconds.clear()  # the second look, at step 24, has to try again
+    train(model, optimizer, loader, 30)
+    assert now[0] > 2000
+    assert loader.diagnosis().step == 36  # the third look: steps 16, 24, 36
+
+
+def test_what_is_done_for_the_first_time_does_not_put_off_the_next_look():
+    auto, (model, optimizer, loader), now = build_timed()
+    scores_of = auto._scores_of
+
+    def slow_at_first(*args):
+        now[0] += 1000.0 if loader.num_steps < 16 else 0.0
+        return scores_of(*args)
+
+    auto._scores_of = slow_at_first
+    train(model, optimizer, loader, 24)
+    assert now[0] > 1000
+    assert loader.diagnosis().step == 24
+
+
+@pytest.mark.parametrize("rare", [False, True], ids=["nothing to win", "much to win"])
+def test_looks_are_as_large_as_their_share_of_the_time_allows(looks, rare):
+    model, optimizer, loader = build(AutoRefresh(num_audited=4, costs=Costs(step=1.0, example=0.01)), rare)
+    train(model, optimizer, loader, 400)
+    # Whatever is to be won, a look may grow to 2 % of the steps until the next one, at 2 · 0.01 s an example.
+    numbers = [(step, number) for step, number, _ in looks]
+    assert numbers[0] == (16, 4)
+    assert [number for _, number in numbers[1:]] == [step // 2 for step, _ in numbers[1:]]
+    assert numbers[-1][1] > 100
+
+
+@pytest.mark.parametrize(("largest", "expected"), [(4096, [4, 32, 256, 400, 400]), (100, [4, 32, 100, 100, 100])])
+def test_looks_grow_by_eight_and_up_to_a_limit_where_they_cost_next_to_nothing(looks, monkeypatch, largest, expected):
+    monkeypatch.setattr(auto_module, "_LARGEST_AUDIT", largest)
+    model, optimizer, loader = build(AutoRefresh(num_audited=4, costs=Costs(step=1.0, example=1e-6)))
+    train(model, optimizer, loader, 100)
+    assert [number for _, number, _ in looks[:5]] == expected
+
+
+@pytest.mark.parametrize("rare", [False, True], ids=["nothing to win", "much to win"])
+def test_dear_looks_are_put_off_the_less_the_more_is_to_be_won(rare):
+    """64 examples at 2 · 0.1 s take 12.8 s: 2 % of 640 steps, and up to ten times as much of fewer."""
+    auto = AutoRefresh(num_audited=64, costs=Costs(step=1.0, example=0.1))
+    model, optimizer, loader = build(auto, rare)
+    train(model, optimizer, loader, 17)
+    found = loader.diagnosis()
+    promise = 1 - Noise(found.noise_scale, BATCH_SIZE).steps_factor(min(1.0, found.noise_left_fresh))
+    assert (promise > 0.3) == rare
+    put_off = int(12.8 / (0.02 * 10 * promise)) if rare else 640
+    assert auto.num_quiet_steps() == 16 + put_off - 18  # of step 18, whose draw comes next, and those up to the look
+
+
+# --- what is measured -------------------------------------------------------------------------------------
+
+
+def test_noise_is_that_of_the_latest_looks_although_gradients_shrink(monkeypatch):
+    """Noise scales of 10 and then of 1,000, gradients a thousandth as long: older looks count half, the prior 16."""
+    found = iter([(1e6, 1e5), (1.0, 1e-3), (1.0, 1e-3)])
+    monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: next(found))
+    auto = AutoRefresh(costs=DEAR)
+    loader = build(auto)[2]
+    monkeypatch.setattr(auto_module, "effective_number", lambda scores: 64.0)
+    scales = [auto.audit(loader, step, 64).noise.scale for step in (1, 2, 3)]
+    weights = [64, 64 * 1.5, 64 * 1.75]
+    sums = [64 * 0.1, 64 * (0.05 + 0.001), 64 * (0.025 + 0.0005 + 0.001)]
+    assert scales == pytest.approx([(weight + 16) / total for weight, total in zip(weights, sums, strict=True)])
+
+
+def test_looks_of_whole_chunks_keep_up_with_what_scoring_costs(monkeypatch):
+    """An example takes 10 ms, and 20 ms from the second look on."""
+    _, (model, optimizer, loader), now = build_timed(rare=False, options={"num_audited": 64}, scoring_chunk_size=64)
+    score = dasgrad.ExampleScorer.__call__
+
+    def take_time(self, data):
+        now[0] += (0.01 if loader.num_steps < 16 else 0.02) * len(data[0])
+        return score(self, data)
+
+    monkeypatch.setattr(dasgrad.ExampleScorer, "__call__", take_time)
+    train(model, optimizer, loader, 17)
+    assert loader.diagnosis().scoring_seconds == pytest.approx(0.01 * NUM_EXAMPLES)
+    train(model, optimizer, loader, 8)
+    assert loader.diagnosis().step == 24
+    assert loader.diagnosis().scoring_seconds == pytest.approx(0.02 * NUM_EXAMPLES)
+
+
+def test_scores_are_expected_to_age_as_they_did_since_the_last_look(looks):
+    """Of what fresh scores win, 15 % a look until it was measured; the mean until the next one is half the way."""
+    model, optimizer, loader = build(AutoRefresh(worth=1.0, costs=CHEAP))
+    train(model, optimizer, loader, 17)
+    first = looks[0][2]
+    assert loader.diagnosis().decision == "refresh"
+    assert loader.diagnosis().noise_left == pytest.approx(first.fresh + 0.15 * (1 - first.fresh) / 2)
+    with torch.no_grad():
+        model.weight.fill_(3.0)  # with which other examples are far off
+    train(model, optimizer, loader, 8)
+    second, found = looks[1][2], loader.diagnosis()
+    assert found.step == 24
+    lost = (second.now - first.fresh) / (1 - first.fresh)
+    assert 0.05 < lost < 0.95
+    left = second.now if found.decision == "keep" else second.fresh
+    assert found.noise_left == pytest.approx(left + lost * (1 - left) / 2)
+
+
+# --- what is chosen ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("factor", "decision"), [(0.515, "keep"), (0.525, "refresh")])
+def test_scores_are_kept_where_fresh_ones_are_hardly_better(monkeypatch, factor, decision):
+    auto = AutoRefresh(costs=CHEAP)
+    model, optimizer, loader = build(auto)
+    options = [
+        auto_module._Option("off", 1.0, 1.0, 1.0),
+        auto_module._Option("keep", factor, 0.5, 0.5),
+        auto_module._Option("refresh", 0.5, 0.5, 0.5, loader.scorer),
+    ]
+    monkeypatch.setattr(auto, "_options", lambda *args: options)
+    train(model, optimizer, loader, 17)
+    assert loader.diagnosis().decision == decision
+    assert loader.sampler.refreshed == (decision == "refresh")
+
+
+@pytest.mark.parametrize(("share", "score"), [(0.96, "gradient"), (0.94, "loss")])
+def test_a_cheaper_score_must_be_clearly_better_than_the_exact_one(monkeypatch, share, score):
+    """Exact scores take 8 s, half as long as the steps until the look after the next; the loss such a share of all."""
+
+    def look(**seconds):
+        auto, (model, optimizer, loader), _ = build_timed(options={"worth": 1.0})
+        monkeypatch.setattr(auto, "seconds_of", lambda name, loader: seconds[name])
+        train(model, optimizer, loader, 17)
+        return loader.diagnosis()
+
+    never = 1e9
+    exact = look(gradient=8.0, last_layer=never, loss=never)
+    free = look(gradient=8.0, last_layer=never, loss=0.0)
+    assert (exact.score, free.score) == ("gradient", "loss")
+    seconds = 16 * (share * exact.time_factor / free.time_factor - 1)
+    assert 0 < seconds < 8
+    found = look(gradient=8.0, last_layer=never, loss=seconds)
+    assert found.score == score
+    assert found.time_factor == pytest.approx(exact.time_factor * (1 if score == "gradient" else share))
