@@ -18,7 +18,7 @@ if not (ROOT / "benchmarks").exists():
 sys.path.append(str(ROOT))
 
 from benchmarks.wallclock import command, crossing, drawing  # noqa: E402 - the repository comes onto the path above
-from benchmarks.wallclock.campaign import _best_of_each_size, mean_loss, time_to  # noqa: E402
+from benchmarks.wallclock.campaign import Campaign, Settings, _best_of_each_size, mean_loss, time_to  # noqa: E402
 from benchmarks.wallclock.cases import CASES, scale_rows, thin  # noqa: E402
 from benchmarks.wallclock.crossing import Curves  # noqa: E402
 from benchmarks.wallclock.models import make_perceptron  # noqa: E402
@@ -133,6 +133,24 @@ def test_tuning_takes_the_time_at_which_the_mean_curve_crosses():
     assert time_to(runs, 3.0) == pytest.approx(1.0)
     assert time_to(runs, 1.5) == pytest.approx(3.0)
     assert time_to(runs, 0.9) == math.inf
+
+
+def test_the_first_at_the_target_is_chosen_and_without_a_target_the_lowest(tmp_path):
+    """One is at 2 after a second and stays there; the other is there after two seconds and goes on to 1."""
+    config = RunConfig("rare", "constant", "adam", "reshuffled", 0.001, 8, 0, 8, 4, 64, "cpu", "here")
+    quick, low = config, replace(config, lr=0.003)
+    runs = {
+        quick: [{"curves": {"seconds": [0, 1, 3], "train_loss": [4, 2, 2]}}],
+        low: [{"curves": {"seconds": [0, 2, 3], "train_loss": [4, 2, 1]}}],
+    }
+    shared = {"num_seeds": 2, "num_tuning_seeds": 1, "num_steps": 8, "num_points": 4, "num_rates": None}
+    where = {"device": torch.device("cpu"), "clock": "cpu", "where": "here", "captured": False}
+    settings = Settings(("adam",), (), ("constant",), **shared, batch_sizes=(8,), **where)
+    store, progress = Store(tmp_path / "runs.jsonl"), Progress(minutes=1.0)
+    campaign = Campaign("rare", CASES["rare"], small_problem(), settings, store, progress)
+    assert campaign._choose("constant", runs, 3.0, (8,), target=2.0).lr == quick.lr
+    assert campaign._choose("constant", runs, 3.0, (8,)).lr == low.lr
+    assert campaign._choose("cosine", runs, 3.0, (8,), target=2.0).lr == low.lr
 
 
 def test_a_further_seed_is_for_the_best_third_of_each_batch_size():

@@ -181,6 +181,35 @@ def test_where_scores_age_fast_one_scale_leaves_less_and_elsewhere_costs_little(
     assert means["aged"] < most * means["mean"]
 
 
+@pytest.mark.parametrize("number", [199, 200])
+def test_a_power_below_one_needs_two_hundred_pairs(number):
+    old = lognormal(400, 1.5, 0)
+    ages = AgedScores(old, 100)
+    ages.learn(180, torch.arange(number), 3 * old[:number].sqrt())
+    assert (float(ages.calibration()[1][5]) < 1) == (number == 200)
+
+
+def test_masses_are_brought_to_the_present_every_two_per_cent_of_the_steps():
+    for then, due in ((1, 2), (40, 41), (100, 102), (1000, 1020)):
+        ages = AgedScores(torch.ones(3), then)
+        assert [step for step in range(then, due + 2) if ages.is_due(step)] == [due, due + 1]
+        ages.present(due)
+        assert not ages.is_due(due)
+
+
+def test_every_part_of_a_state_is_kept():
+    ages = AgedScores(lognormal(400, 1.0, 0), 5)
+    fresh = ages.state_dict()
+    for step in (10, 20):
+        ages.learn(step, torch.arange(step, 300), lognormal(300 - step, 1.0, step))
+        ages.present(step)
+    state = ages.state_dict()
+    assert not any(torch.equal(torch.as_tensor(state[key]), torch.as_tensor(fresh[key])) for key in fresh)
+    again = AgedScores.from_state_dict(state, torch.device("cpu")).state_dict()
+    assert again.keys() == state.keys()
+    assert all(torch.equal(torch.as_tensor(again[key]), torch.as_tensor(state[key])) for key in state)
+
+
 def test_zeros_and_single_examples_do_no_harm():
     ages = AgedScores(torch.zeros(3), 1)
     ages.learn(2, torch.tensor([0]), torch.tensor([0.0]))
@@ -253,6 +282,20 @@ def test_a_state_with_updates_goes_on_bit_for_bit():
     train(*again, 40, lambda batch: found[1].append(batch.indices))
     assert torch.equal(torch.cat(found[0]), torch.cat(found[1]))
     assert torch.equal(loader.sampler.probabilities, again[2].sampler.probabilities)
+
+
+def test_scores_computed_beside_training_are_as_old_as_the_model_they_are_of():
+    """Of step 8, in effect from step 11 on; then of step 16, from step 19 on."""
+    model, optimizer, loader = build(refresh=8, overlap=3)
+    for num_steps, computed_at, then in ((10, 8, 11), (8, 16, 19)):
+        train(model, optimizer, loader, num_steps)
+        assert loader.num_steps == then - 1
+        next(iter(loader))  # before whose draw they take effect
+        loader.update(torch.tensor([3, 5]), torch.tensor([1.0, 2.0]))
+        steps = loader.state_dict()["ages"]["steps"]
+        assert steps[[3, 5]].tolist() == [then, then]
+        others = torch.ones(300, dtype=torch.bool).index_fill_(0, torch.tensor([3, 5]), False)
+        assert (steps[others] == computed_at).all()
 
 
 def test_before_the_first_refresh_updates_do_nothing():

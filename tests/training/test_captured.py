@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import dasgrad
 import helpers
-from dasgrad.training import AutoRefresh, Costs, step_graph
+from dasgrad.training import AutoRefresh, Costs, captured, step_graph
 from dasgrad.training.step_graph import StepGraph
 
 LR = 2.0**-5  # the same number in float32, in which a learning rate on the device is kept
@@ -117,6 +117,14 @@ def test_runs_are_the_steps_of_an_ordinary_loop(refresh, n, batch_size, parts):
     assert len(seen) >= (1 if refresh == "auto" else 2)
     assert loop.loader.num_steps == 40
     assert not loop.captured
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MOST_STEPS", 4), ("MOST_DRAWS", 9), ("MOST_DRAWS", 3)])
+def test_however_few_draws_are_made_at_once_the_steps_are_the_same(monkeypatch, limit, value):
+    """A table of four rows, of two, and of one where not even one batch of four is within the limit."""
+    monkeypatch.setattr(captured, limit, value)
+    loop, other = (build(refresh=9) for _ in range(2))
+    compare(loop, other, 30, (30,))
 
 
 def test_without_a_scorer_draws_follow_the_target_or_scores_given_by_hand():
@@ -295,7 +303,8 @@ class FakeGraph:
         finally:
             hooks.update(kept)
         for (param, grad), before in zip(grads, shown, strict=True):
-            grad.copy_(param.grad)
+            if grad is not None:
+                grad.copy_(param.grad)
             param.grad = before
 
 
@@ -375,6 +384,26 @@ def test_a_scheduler_fills_the_rate_that_the_graph_reads(with_graph):
     assert len(FakeGraph.made) == 1
 
 
+def test_a_rate_that_was_given_as_a_tensor_is_the_one_that_is_filled(with_graph):
+    rate = torch.tensor(LR)
+    loop = with_graph(build(make_optimizer=lambda params: dasgrad.DASGrad(params, lr=rate, capturable=True)))
+    loop.run(5)
+    loop.optimizer.param_groups[0]["lr"] = 0.5 * LR
+    loop.run(5)
+    assert loop.optimizer.param_groups[0]["lr"] is rate
+    assert float(rate) == 0.5 * LR
+    assert len(FakeGraph.made) == 1
+
+
+def test_the_last_step_before_the_capture_may_not_wait_for_the_device(with_graph, monkeypatch):
+    loop, mode, modes = with_graph(build()), ["default"], []
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: mode[0])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda value: mode.__setitem__(0, value))
+    loop.optimizer.register_step_pre_hook(lambda *_: modes.append(mode[0]))
+    loop.run(5)
+    assert modes == ["default", "default", "error", *["default"] * 3]  # then the capture, and two replays
+
+
 def test_a_scheduler_may_not_change_what_a_graph_keeps(with_graph):
     class Momentum:
         def step(self):
@@ -389,9 +418,12 @@ def test_a_scheduler_may_not_change_what_a_graph_keeps(with_graph):
     assert loop.loader.num_steps == step_graph.NUM_EAGER + 1
 
 
-@pytest.mark.parametrize("change", ["state", "option", "mode", "frozen", "none"])
+@pytest.mark.parametrize("change", ["state", "option", "mode", "buffer", "frozen", "frozen for a while", "none"])
 def test_what_a_graph_cannot_follow_is_captured_anew(with_graph, change):
     loop, other = with_graph(build()), build()
+    for one in (loop, other):
+        one.model.register_buffer("seen", torch.zeros(1))
+        one.model.register_parameter("unused", nn.Parameter(torch.zeros(1)))
     for one, take in ((loop, loop.run), (other, lambda number: train(other, number))):
         take(10)
         if change == "state":
@@ -400,12 +432,16 @@ def test_what_a_graph_cannot_follow_is_captured_anew(with_graph, change):
             one.optimizer.param_groups[0]["weight_decay"] = 0.5
         elif change == "mode":
             one.model.eval()
+        elif change == "buffer":
+            one.model.seen = torch.ones(1)
         elif change == "frozen":
+            one.model.unused.requires_grad_(False)
+        elif change == "frozen for a while":
             one.model.weight.requires_grad_(False).requires_grad_(True)
         one.optimizer.zero_grad()
         one.loader.load_state_dict(one.loader.state_dict())
         take(20)
-    assert len(FakeGraph.made) == (1 if change in ("frozen", "none") else 2)
+    assert len(FakeGraph.made) == (1 if change in ("frozen for a while", "none") else 2)
     assert_same(state_of(loop), state_of(other))
 
 

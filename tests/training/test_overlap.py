@@ -22,6 +22,7 @@ import dasgrad
 import helpers
 from dasgrad.scoring.isolation import beside_training
 from dasgrad.training import AutoRefresh, Costs
+from dasgrad.training.overlap import Scored, _threads_beside
 from dasgrad.training.stopwatch import Stopwatch
 
 N, BATCH_SIZE = 40, 4
@@ -122,6 +123,19 @@ def test_draws_are_those_of_the_reference_however_fast_scoring_is(overlap, refre
     drawn = train(model, optimizer, loader, 36, pause)
     assert torch.equal(drawn, train_slowly(overlap, refresh, 36))
     assert drawn[:, 1].unique().numel() > 20  # weights are not all 1, so there was something to get wrong
+
+
+@pytest.mark.parametrize(("overlap", "refresh"), [(1, 2), (3, 8), (7, 8)])
+def test_draws_made_for_several_steps_at_once_end_before_scores_take_effect(overlap, refresh):
+    model, optimizer, loader = build(overlap, refresh)
+    expected = build(overlap, refresh)
+    seen = []
+    loader.on_refresh(lambda event: seen.append(event.step))
+    dasgrad.CapturedLoop(loader).run(36)
+    train(*expected, 36)
+    assert seen == [step + overlap for step in range(refresh, 37, refresh) if step + overlap <= 36]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected[0].parameters(), strict=True))
+    assert torch.equal(train(model, optimizer, loader, 4), train(*expected, 4))
 
 
 def test_k_decides_the_draws():
@@ -234,6 +248,17 @@ def test_a_model_with_other_parameters_is_copied_anew():
     torch.testing.assert_close(loader.sampler.scores, expected)
 
 
+def test_a_cheaper_score_is_that_of_the_model_copied_anew():
+    model, optimizer, loader = build()
+    cheaper = loader.scorer.with_score("loss")
+    for _ in range(2):
+        loader.rescore_beside(cheaper, 3)
+        found = loader.take_effect(now=True)
+        assert torch.equal(found.scores, cheaper.score_dataset(loader.dataset, 16))
+        model.append(nn.Linear(1, 1).double())
+        optimizer.add_param_group({"params": list(model[-1].parameters()), "lr": 0.1})
+
+
 def test_a_loss_with_parameters_of_its_own_and_a_frozen_layer_are_part_of_the_snapshot():
     class Scaled(nn.Module):
         def __init__(self):
@@ -332,6 +357,22 @@ def test_a_model_that_is_random_when_scored_is_scored_before_training_goes_on():
     assert torch.equal(run(), run())
 
 
+def test_random_scoring_is_named_once_and_training_stands_still_for_all_of_it():
+    model, optimizer, loader = build(model=Noisy(always=True))
+    told = []
+    loader.on_refresh(told.append)
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            loader.rescore_beside(loader.scorer, 3)
+            loader.take_effect(now=True)
+            model.inner.append(nn.Linear(1, 1).double())  # which lets the model be copied anew
+            optimizer.add_param_group({"params": list(model.inner[-1].parameters()), "lr": 0.1})
+    assert len(noted) == 1
+    assert len(told) == 2
+    assert all(event.waited_seconds >= event.seconds > 0 for event in told)
+
+
 def test_shared_settings_are_left_alone_while_scoring_goes_on():
     with scoring_held() as (losses, release):
         model = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Flatten(), nn.Linear(12, 1))
@@ -378,6 +419,13 @@ def test_the_number_of_threads_of_others_stays(monkeypatch):
     later.join()
     assert torch.get_num_threads() == before
     assert found == {"MainThread": before, NAME: 3, "later": before}
+
+
+@pytest.mark.parametrize(("cores", "training", "scoring"), [(4, 1, 3), (4, 4, 1), (2, 5, 1)])
+def test_scoring_takes_the_cores_that_training_leaves_free(monkeypatch, cores, training, scoring):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: training)
+    assert _threads_beside() == scoring
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------
@@ -590,6 +638,29 @@ def test_auto_takes_as_many_steps_as_scoring_should():
     assert loader.diagnosis().decision in ("refresh", "keep")
 
 
+def test_auto_reckons_with_the_draws_until_scores_take_effect():
+    """Three of the 16 steps over which a refresh is reckoned are still uniform, the others by aging scores."""
+    model, optimizer, loader = automatic(step=1.0, example=0.05, lost=0.1)
+    train(model, optimizer, loader, 17)
+    found = loader.diagnosis()
+    fresh = found.noise_left_fresh
+    assert found.decision == "refresh"
+    assert fresh < 0.9
+    assert found.noise_left == pytest.approx(3 / 16 + 13 / 16 * (fresh + 0.15 * (1 - fresh) / 2))
+
+
+def test_auto_does_not_look_while_scores_are_pending():
+    """Scores of step 16 take effect at step 28, before which there would be a look at step 24."""
+    costs = Costs(step=1.0, example=0.2, lost=0.0)
+    auto = AutoRefresh(num_audited=16, worth=1.0, most_auditing=0.9, costs=costs)
+    model, optimizer, loader = build(overlap="auto", refresh=auto)
+    train(model, optimizer, loader, 27)
+    assert loader.pending
+    assert loader.diagnosis().step == 16
+    train(model, optimizer, loader, 1)
+    assert loader.diagnosis().step == 28
+
+
 def test_auto_with_given_costs_can_be_repeated():
     costs = {"step": 1.0, "example": 0.05, "lost": 0.3}
     assert torch.equal(train(*automatic(**costs), 60), train(*automatic(**costs), 60))
@@ -611,6 +682,20 @@ def test_auto_measures_what_it_loses():
     model, optimizer, loader = build(overlap="auto", refresh="auto", losses=sleepy_losses)
     train(model, optimizer, loader, 120, lambda: time.sleep(0.0005))
     assert loader._schedule._lost <= 1.0
+
+
+@pytest.mark.parametrize(("waited", "lost"), [(1.0, 0.85), (9.0, 1.0)])
+def test_what_training_loses_is_slower_steps_and_the_wait_in_the_end(waited, lost):
+    """Steps of 1 s alone and of 4 s beside a scoring, which takes 10 s."""
+    ticks = iter([0.0, 1.0, 10.0, 14.0])
+    auto = AutoRefresh(clock=lambda: next(ticks))
+    for beside in (False, True):
+        auto.stopwatch.start(torch.device("cpu"), beside=beside)
+        auto.stopwatch.stop()
+    auto._note_costs(Scored(torch.ones(3), 8, 11, "dasgrad", seconds=10.0, waited_seconds=waited))
+    state = auto.state_dict()
+    assert state["lost"] == pytest.approx(lost)
+    assert state["scoring_seconds"] == {"dasgrad": 10.0}
 
 
 @pytest.mark.parametrize("lost", [-0.1, 1.1])
