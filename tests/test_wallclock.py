@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from benchmarks.wallclock.table import make_table, show  # noqa: E402
 from benchmarks.wallclock.training import RunConfig, make_optimizer, make_schedule, train  # noqa: E402
 
 import dasgrad  # noqa: E402
+from benchmark_process import run_benchmark  # noqa: E402
 from dasgrad.experiments.datasets import Split  # noqa: E402
 from dasgrad.experiments.problems import Problem, binary_cross_entropy, count_right_signs  # noqa: E402
 
@@ -304,33 +304,9 @@ def test_grids_fit_their_schedules():
 
 # --- from end to end --------------------------------------------------------------------------------------
 
-MEASURE = """
-import sys
-sys.path[0] = {root!r}
-for name in ("matplotlib", "pyarrow", "sklearn", "tqdm"):
-    sys.modules[name] = None
-import dataclasses, torch
-torch.set_num_threads(1)
-from benchmarks.wallclock import cases
-from benchmarks.wallclock.models import make_perceptron
-from dasgrad.experiments.datasets import Split
-from dasgrad.experiments.problems import Problem, binary_cross_entropy, count_right_signs
-
-def build():
-    inputs = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
-    targets = (inputs[:, 0] > 1).long()
-    make = lambda seed: make_perceptron(seed, 5, 4)
-    return Problem(Split((inputs, targets), (inputs, targets)), make, binary_cross_entropy, count_right_signs)
-
-cases.CASES["rare"] = dataclasses.replace(cases.CASES["rare"], build=build)
-from benchmarks.__main__ import main
-main()
-"""
-
 
 def call(tmp_path, *arguments):
-    command = [sys.executable, "-c", MEASURE.format(root=str(ROOT)), "wallclock", *arguments]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    return run_benchmark(tmp_path, "wallclock", *arguments, num_examples=400)
 
 
 def test_a_measurement_from_end_to_end_and_again_from_disk(tmp_path):
