@@ -27,11 +27,12 @@ def make_data(rare):
     return inputs, inputs.sum(1) + 100 * noise.sign()
 
 
-def build(auto, rare=True, seed=0, data=None, **options):
+def build(auto, rare=True, seed=0, data=None, score="gradient", **options):
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     optimizer = dasgrad.DASGrad(model.parameters(), lr=0.01)
-    scorer = dasgrad.ExampleScorer(model, losses_of, optimizer, score="gradient")
+    loss_fn = None if callable(score) else losses_of
+    scorer = dasgrad.ExampleScorer(model, loss_fn, optimizer, score=score)
     data = make_data(rare) if data is None else data
     loader = dasgrad.AdaptiveLoader(data, BATCH_SIZE, scorer=scorer, refresh=auto, seed=seed, **options)
     return model, optimizer, loader

@@ -298,6 +298,32 @@ def test_scores_computed_beside_training_are_as_old_as_the_model_they_are_of():
         assert (steps[others] == computed_at).all()
 
 
+def test_a_state_remembers_when_scores_were_computed():
+    _, optimizer, loader = build(refresh=5)
+    for _ in itertools.islice(loader, 6):
+        optimizer.step()
+    again = build(refresh=5)[2]
+    again.load_state_dict(loader.state_dict())
+    again.update(torch.tensor([0]), torch.tensor([1.0]))
+    assert again.state_dict()["ages"]["steps"].tolist() == [7.0] + [5.0] * 299
+
+
+def test_the_masses_of_others_follow_those_that_are_scored_anew():
+    model, optimizer, loader = build(refresh=1000)
+    loader.refresh()
+    before = loader.sampler.scores
+    for _ in range(60):
+        optimizer.step()
+    with torch.no_grad():
+        model.weight.fill_(20.0)
+    indices = torch.arange(0, 300, 3)
+    loader.refresh(indices)
+    expected = AgedScores(before, 1)
+    expected.learn(61, indices, loader.scorer(loader.examples_for_scoring(indices)))
+    torch.testing.assert_close(loader.sampler.scores, expected.present(61))
+    assert not torch.isclose(loader.sampler.scores[1::3], before[1::3], rtol=0.1).any()
+
+
 def test_before_the_first_refresh_updates_do_nothing():
     model, optimizer, loader = build(refresh=1000)
     train(model, optimizer, loader, 5, lambda batch: None)
@@ -306,14 +332,19 @@ def test_before_the_first_refresh_updates_do_nothing():
     assert bool((loader.sampler.weights == 1).all())
 
 
-def test_some_examples_are_rescored_and_the_others_keep_their_place():
+def test_some_examples_are_rescored_and_the_others_keep_their_place(monkeypatch):
     model, _, loader = build(refresh=1000, scoring_chunk_size=16)
     loader.refresh()
     before = loader.sampler.scores
+    score, sizes = dasgrad.ExampleScorer.__call__, []
+    monkeypatch.setattr(
+        dasgrad.ExampleScorer, "__call__", lambda self, data: (sizes.append(len(data[0])), score(self, data))[1]
+    )
     with torch.no_grad():
         model.weight.mul_(2.0)
     indices = torch.arange(0, 300, 3)
     loader.refresh(indices)
+    assert sizes == [16] * 6 + [4]
     exact = loader.scorer(loader.examples_for_scoring(indices)).double()
     torch.testing.assert_close(loader.sampler.scores[indices], exact)
     torch.testing.assert_close(loader.sampler.scores[1::3], before[1::3])

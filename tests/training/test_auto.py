@@ -140,6 +140,7 @@ def test_out_of_memory_leaves_the_last_probabilities_and_training_goes_on(monkey
     assert taken == [BATCH_SIZE] * 60
     torch.testing.assert_close(loader.sampler.probabilities, before)
     assert "out of memory" in loader.diagnosis().reason
+    assert loader.counter.num_quiet_steps() > 10**9  # there will be no other look
 
 
 def test_a_clock_that_jumps_does_no_harm():
@@ -173,6 +174,18 @@ def test_a_data_set_of_single_examples():
     inputs, targets = make_data(rare=True)
     model, optimizer, loader = build(AutoRefresh(costs=CHEAP), data=list(zip(inputs, targets, strict=True)))
     train(model, optimizer, loader, 40)
+    assert loader.sampler.refreshed
+
+
+def test_a_score_of_ones_own_says_nothing_of_the_noise():
+    """Without a loss all of the gradient is taken for noise."""
+
+    def score(model, data):
+        return (model(data[0])[:, 0] - data[1]).abs()
+
+    model, optimizer, loader = build(AutoRefresh(costs=CHEAP), score=score)
+    train(model, optimizer, loader, 17)
+    assert loader.diagnosis().noise_scale == math.inf
     assert loader.sampler.refreshed
 
 

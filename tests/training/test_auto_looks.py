@@ -1,5 +1,7 @@
 """The looks of ``refresh="auto"``: when they come, how large they are, what they measure and what follows from it."""
 
+import math
+
 import pytest
 import torch
 
@@ -104,6 +106,49 @@ def test_noise_is_that_of_the_latest_looks_although_gradients_shrink(monkeypatch
     assert scales == pytest.approx([(weight + 16) / total for weight, total in zip(weights, sums, strict=True)])
 
 
+def test_noise_that_is_no_number_is_not_remembered(monkeypatch):
+    found = iter([(10.0, 1.0), (math.inf, math.inf), (math.inf, 1.0), (1.0, math.nan), (0.0, 1.0)])
+    monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: next(found))
+    auto = AutoRefresh(costs=DEAR)
+    loader = build(auto)[2]
+    scales = [auto.audit(loader, step, 64).noise.scale for step in range(1, 6)]
+    assert math.isfinite(scales[0])
+    assert scales == [scales[0]] * 5
+
+
+@pytest.mark.parametrize(("chunk_size", "num_chunks"), [(1024, 1), (100, 4)])
+def test_what_all_scores_cost_is_reckoned_from_a_few(monkeypatch, chunk_size, num_chunks):
+    """A chunk takes 5 s and 0.5 s an example. Tried are 8 and 64 examples, which takes longer than 30 steps."""
+    monkeypatch.setattr(auto_module, "_SMALLEST_TRIAL", 8)
+    options = {"options": {"num_audited": 64}, "scoring_chunk_size": chunk_size}
+    _, (model, optimizer, loader), now = build_timed(rare=False, **options)
+    score, sizes = dasgrad.ExampleScorer.__call__, []
+
+    def take_time(self, data):
+        now[0] += 5 + 0.5 * len(data[0])
+        sizes.append(len(data[0]))
+        return score(self, data)
+
+    monkeypatch.setattr(dasgrad.ExampleScorer, "__call__", take_time)
+    train(model, optimizer, loader, 17)
+    assert sizes[:3] == [8, 8, 64]
+    assert loader.diagnosis().scoring_seconds == pytest.approx(num_chunks * 5 + 0.5 * NUM_EXAMPLES)
+
+
+def test_a_refresh_shows_what_scoring_costs(monkeypatch):
+    _, (model, optimizer, loader), now = build_timed()
+    score_dataset = dasgrad.ExampleScorer.score_dataset
+
+    def take_time(self, *args, **options):
+        now[0] += 7.0
+        return score_dataset(self, *args, **options)
+
+    monkeypatch.setattr(dasgrad.ExampleScorer, "score_dataset", take_time)
+    train(model, optimizer, loader, 17)
+    assert loader.diagnosis().decision == "refresh"
+    assert loader.diagnosis().scoring_seconds == 7.0
+
+
 def test_looks_of_whole_chunks_keep_up_with_what_scoring_costs(monkeypatch):
     """An example takes 10 ms, and 20 ms from the second look on."""
     _, (model, optimizer, loader), now = build_timed(rare=False, options={"num_audited": 64}, scoring_chunk_size=64)
@@ -142,37 +187,63 @@ def test_scores_are_expected_to_age_as_they_did_since_the_last_look(looks):
 # --- what is chosen ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("factor", "decision"), [(0.515, "keep"), (0.525, "refresh")])
-def test_scores_are_kept_where_fresh_ones_are_hardly_better(monkeypatch, factor, decision):
+@pytest.mark.parametrize(("factor", "decision", "age"), [(0.515, "keep", 8), (0.525, "refresh", 0)])
+def test_scores_are_kept_where_fresh_ones_are_hardly_better(monkeypatch, factor, decision, age):
     auto = AutoRefresh(costs=CHEAP)
     model, optimizer, loader = build(auto)
     options = [
         auto_module._Option("off", 1.0, 1.0, 1.0),
-        auto_module._Option("keep", factor, 0.5, 0.5),
         auto_module._Option("refresh", 0.5, 0.5, 0.5, loader.scorer),
     ]
     monkeypatch.setattr(auto, "_options", lambda *args: options)
     train(model, optimizer, loader, 17)
-    assert loader.diagnosis().decision == decision
-    assert loader.sampler.refreshed == (decision == "refresh")
+    assert loader.diagnosis().decision == "refresh"
+    options.append(auto_module._Option("keep", factor, 0.5, 0.5))
+    train(model, optimizer, loader, 8)
+    found = loader.diagnosis()
+    assert (found.step, found.decision, found.staleness) == (24, decision, age)
 
 
-@pytest.mark.parametrize(("share", "score"), [(0.96, "gradient"), (0.94, "loss")])
-def test_a_cheaper_score_must_be_clearly_better_than_the_exact_one(monkeypatch, share, score):
-    """Exact scores take 8 s, half as long as the steps until the look after the next; the loss such a share of all."""
+@pytest.fixture
+def look_at(monkeypatch):
+    """What is found at step 16 where scores take so long, by name; the last layer's take too long to be chosen."""
 
-    def look(**seconds):
-        auto, (model, optimizer, loader), _ = build_timed(options={"worth": 1.0})
-        monkeypatch.setattr(auto, "seconds_of", lambda name, loader: seconds[name])
+    def look(change=None, score="gradient", **seconds):
+        auto, (model, optimizer, loader), _ = build_timed(options={"worth": 1.0}, score=score)
+        monkeypatch.setattr(auto, "seconds_of", lambda name, loader: {"last_layer": 1e9, **seconds}[name])
+        if change is not None:
+            scores_of = auto._scores_of
+            monkeypatch.setattr(auto, "_scores_of", lambda *args: change(args[1].score, *scores_of(*args)))
         train(model, optimizer, loader, 17)
         return loader.diagnosis()
 
-    never = 1e9
-    exact = look(gradient=8.0, last_layer=never, loss=never)
-    free = look(gradient=8.0, last_layer=never, loss=0.0)
+    return look
+
+
+@pytest.mark.parametrize(("share", "score"), [(0.96, "gradient"), (0.94, "loss")])
+def test_a_cheaper_score_must_be_clearly_better_than_the_exact_one(look_at, share, score):
+    """Exact scores take 8 s, half as long as the steps until the look after the next; the loss such a share of all."""
+    exact, free = look_at(gradient=8.0, loss=1e9), look_at(gradient=8.0, loss=0.0)
     assert (exact.score, free.score) == ("gradient", "loss")
     seconds = 16 * (share * exact.time_factor / free.time_factor - 1)
     assert 0 < seconds < 8
-    found = look(gradient=8.0, last_layer=never, loss=seconds)
+    found = look_at(gradient=8.0, loss=seconds)
     assert found.score == score
     assert found.time_factor == pytest.approx(exact.time_factor * (1 if score == "gradient" else share))
+
+
+@pytest.mark.parametrize("problem", ["negative", "not finite", "not there"])
+def test_a_cheaper_score_that_draws_cannot_follow_is_left_out(look_at, problem):
+    def change(name, scores, seconds):
+        if name == "loss":
+            if problem == "not there":
+                raise ValueError("this model has no such score")
+            scores[0] = -1.0 if problem == "negative" else math.nan
+        return scores, seconds
+
+    assert look_at(change, gradient=8.0, loss=0.0).score == "gradient"
+
+
+def test_nothing_takes_the_place_of_a_score_that_is_cheap_already(look_at):
+    assert look_at(score="loss", loss=8.0, last_layer=0.0).score == "loss"
+    assert look_at(gradient=8.0, loss=1e9, last_layer=0.0).score == "last_layer"

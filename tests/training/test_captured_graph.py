@@ -113,6 +113,14 @@ def test_a_scheduler_fills_the_rate_that_the_graph_reads(with_graph):
     assert len(FakeGraph.made) == 1
 
 
+def test_a_scheduler_made_between_runs_is_no_reason_to_capture_anew(with_graph):
+    loop = with_graph(build())
+    loop.run(5)
+    loop.scheduler = dasgrad.InverseSqrtLR(loop.optimizer)
+    loop.run(5)
+    assert len(FakeGraph.made) == 1
+
+
 def test_a_rate_that_was_given_as_a_tensor_is_the_one_that_is_filled(with_graph):
     rate = torch.tensor(LR)
     loop = with_graph(build(make_optimizer=lambda params: dasgrad.DASGrad(params, lr=rate, capturable=True)))
@@ -147,7 +155,7 @@ def test_a_scheduler_may_not_change_what_a_graph_keeps(with_graph):
     assert loop.loader.num_steps == step_graph.NUM_EAGER + 1
 
 
-@pytest.mark.parametrize("change", ["state", "option", "mode", "buffer", "frozen", "frozen for a while", "none"])
+@pytest.mark.parametrize("change", ["state", "momentum", "option", "mode", "buffer", "frozen", "thawed", "none"])
 def test_what_a_graph_cannot_follow_is_captured_anew(with_graph, change):
     loop, other = with_graph(build()), build()
     for one in (loop, other):
@@ -157,6 +165,9 @@ def test_what_a_graph_cannot_follow_is_captured_anew(with_graph, change):
         take(10)
         if change == "state":
             one.optimizer.load_state_dict(copy.deepcopy(one.optimizer.state_dict()))
+        elif change == "momentum":
+            (state,) = one.optimizer.state.values()
+            state["exp_avg"] = state["exp_avg"].clone()
         elif change == "option":
             one.optimizer.param_groups[0]["weight_decay"] = 0.5
         elif change == "mode":
@@ -165,12 +176,12 @@ def test_what_a_graph_cannot_follow_is_captured_anew(with_graph, change):
             one.model.seen = torch.ones(1)
         elif change == "frozen":
             one.model.unused.requires_grad_(False)
-        elif change == "frozen for a while":
+        elif change == "thawed":
             one.model.weight.requires_grad_(False).requires_grad_(True)
         one.optimizer.zero_grad()
         one.loader.load_state_dict(one.loader.state_dict())
         take(20)
-    assert len(FakeGraph.made) == (1 if change in ("frozen for a while", "none") else 2)
+    assert len(FakeGraph.made) == (1 if change in ("thawed", "none") else 2)
     assert_same(state_of(loop), state_of(other))
 
 
@@ -199,6 +210,7 @@ def test_a_capture_that_fails_says_what_may_be_wrong_and_takes_no_step(with_grap
     assert "must not make the host wait for the device" in caught.value.__notes__[0]
     assert loop.loader.num_steps == loop.loader.state_dict()["num_batches"] == step_graph.NUM_EAGER
     assert not loop.captured
+    assert loop.model.weight.grad is None  # which would be memory of the graph that failed
 
 
 def test_a_paused_counter_does_not_count():

@@ -1,16 +1,19 @@
 """Scoring beside training: K decides what is drawn and speed does not, also after a state was loaded."""
 
 import copy
+import itertools
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import dasgrad
 import helpers
-from dasgrad.training import AutoRefresh, Costs
+from dasgrad.training import AutoRefresh, Costs, rescoring
 from training.overlap_runs import (
+    N,
     build,
     failing_losses,
     scoring_held,
@@ -96,6 +99,46 @@ def test_a_refresh_by_hand_takes_the_place_of_pending_scores():
     expected = loader.sampler.scores
     train(model, optimizer, loader, 4)
     assert torch.equal(loader.sampler.scores, expected)
+
+
+def test_pending_scores_take_effect_before_others_are_computed():
+    _, _, loader = build()
+    seen = []
+    loader.on_refresh(lambda event: seen.append(event.scores))
+    for number in range(3):
+        loader.rescore_beside(loader.scorer, 5)
+        assert loader.pending
+        assert len(seen) == number
+
+
+# --- what is told -------------------------------------------------------------------------------------
+
+
+def test_progress_is_told_chunk_by_chunk():
+    told = []
+    _, _, loader = build(progress=lambda done, total: told.append((done, total)))
+    loader.rescore_beside(loader.scorer, 3)
+    loader.take_effect(now=True)
+    assert told == [(16, N), (32, N), (N, N)]
+
+
+def test_the_time_of_the_tree_is_part_of_a_refresh(monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(rescoring, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    _, _, loader = build()
+    told = []
+    loader.on_refresh(told.append)
+    loader.rescore_beside(loader.scorer, 3)
+    scored = loader.take_effect(now=True)
+    assert told[0].seconds == scored.seconds + 1
+    assert told[0].waited_seconds == scored.waited_seconds + 1
+
+
+@pytest.mark.parametrize(("overlap", "timed", "lost"), [(0, 0.25, 1.0), (3, None, 1.0), (3, 0.25, 0.25)])
+def test_training_loses_all_of_the_time_until_steps_beside_a_scoring_were_timed(monkeypatch, overlap, timed, lost):
+    loader = build(overlap)[2]
+    monkeypatch.setattr(loader.counter.stopwatch, "lost_beside", lambda: timed)
+    assert loader.share_lost == lost
 
 
 # --- state --------------------------------------------------------------------------------------------

@@ -15,7 +15,16 @@ from torch.utils.data import TensorDataset
 import dasgrad
 import helpers
 from dasgrad.training import AutoRefresh, Costs
-from training.overlap_runs import batches_of, build, failing_losses, scoring_held, scoring_threads, sleepy_losses, train
+from training.overlap_runs import (
+    NAME,
+    batches_of,
+    build,
+    failing_losses,
+    scoring_held,
+    scoring_threads,
+    sleepy_losses,
+    train,
+)
 
 
 def test_an_error_comes_up_where_scores_were_to_take_effect_and_training_can_go_on():
@@ -77,6 +86,21 @@ def test_a_wait_that_is_interrupted_can_be_taken_up_again(monkeypatch):
     train(model, optimizer, loader, 1)
     assert not loader.pending
     assert loader.sampler.refreshed
+
+
+def test_a_scoring_that_nobody_waits_for_ends_after_its_chunk():
+    sizes = []
+
+    def losses(model, data):
+        if threading.current_thread().name == NAME:
+            assert loader._rescoring._beside._job._abandoned.wait(30)
+            sizes.append(len(data[1]))
+        return helpers.squared_losses(model(data[0]), data[1])
+
+    loader = build(losses=losses)[2]
+    loader.rescore_beside(loader.scorer, 3)
+    loader.refresh()
+    assert sizes == [16]
 
 
 def test_no_thread_outlives_its_loader():
