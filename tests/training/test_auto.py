@@ -67,6 +67,21 @@ def test_it_stops_sampling_when_nothing_is_left_to_win():
     assert not loader.sampler.refreshed
 
 
+def test_scores_that_came_by_hand_are_kept_or_forgotten_as_others_are():
+    """Too dear to be computed again: kept where they help, and forgotten where nothing is to be won."""
+    for rare in (True, False):
+        model, optimizer, loader = build(AutoRefresh(costs=DEAR), rare)
+        train(model, optimizer, loader, 5)
+        loader.refresh()
+        weights = []
+        train(model, optimizer, loader, 20, lambda batch, weights=weights: weights.append(batch.weights))
+        found = loader.diagnosis()
+        assert found.decision == ("keep" if rare else "off")
+        assert found.staleness is None  # it was no decision of this object's
+        assert loader.sampler.refreshed == rare
+        assert (bool((weights[0] == 1).all()), bool((weights[-1] == 1).all())) == (False, not rare)
+
+
 def test_with_given_costs_a_run_can_be_repeated():
     def draws():
         model, optimizer, loader = build(AutoRefresh(costs=CHEAP))

@@ -65,8 +65,21 @@ def test_running_out_of_memory_for_good_turns_auto_off_and_training_goes_on():
         pytest.warns(UserWarning, match="ran out of memory.*goes on with the last probabilities"),
     ):
         train(model, optimizer, loader, 40)
-    assert "out of memory" in loader.diagnosis().reason
+    found = loader.diagnosis()
+    assert "out of memory" in found.reason
     assert not loader.sampler.refreshed
+    assert (found.decision, found.noise_left, found.time_factor, found.staleness) == ("off", 1.0, 1.0, None)
+
+
+def test_scores_that_never_came_say_nothing_of_how_scores_age():
+    auto = AutoRefresh(costs=Costs(step=1.0, example=1e-4))
+    model, optimizer, loader = build(overlap=2, refresh=auto, losses=failing_losses(KeyError))
+    with pytest.raises(KeyError, match="broken on purpose"):
+        train(model, optimizer, loader, 20)
+    before = auto.state_dict()["aging"]
+    train(model, optimizer, loader, 7)
+    assert loader.diagnosis().step == 24
+    assert auto.state_dict()["aging"] == before
 
 
 def test_a_wait_that_is_interrupted_can_be_taken_up_again(monkeypatch):

@@ -109,7 +109,7 @@ class AutoRefresh(StepCounter):
         self._costs = costs
         self._tiers: dict[str, ExampleScorer | None] = {}
         self._next_look = first
-        self._refreshed_at: int | None = None
+        self._refreshed_at: int | None = None  # by a decision; the sampler knows whether there are scores in use
         self._left_then = 1.0  # noise left at the last look, by the scores in use
         self._aging = _UNKNOWN_AGING
         self._scoring_seconds: dict[str, float] = {}  # of all examples, by the score's name
@@ -143,7 +143,9 @@ class AutoRefresh(StepCounter):
                 f"AutoRefresh: scoring ran out of memory, and training goes on with the last probabilities. {error}",
                 stacklevel=4,
             )
-            self.last = replace(self.last, step=self.num_steps + 1, decision=self._standing(), reason=self._failure)
+            self.last = replace(self.last, step=self.num_steps + 1, decision="keep", reason=self._failure)
+            if not loader.sampler.refreshed:
+                self.last = replace(self.last, decision="off", noise_left=1.0, time_factor=1.0, staleness=None)
 
     def num_quiet_steps(self) -> int:
         """Steps that can be drawn for at once after `before_draw`: none of their draws is preceded by a look."""
@@ -157,9 +159,6 @@ class AutoRefresh(StepCounter):
         slower = self.stopwatch.lost_beside()
         if slower is not None:
             self._lost = min(1.0, slower + scored.waited_seconds / scored.seconds)
-
-    def _standing(self) -> Decision:
-        return "off" if self._refreshed_at is None else "keep"
 
     def _step_seconds(self) -> float | None:
         if self._costs is not None:
@@ -225,7 +224,7 @@ class AutoRefresh(StepCounter):
         scores, indices = scores.to(sampler.device)[finite], indices[finite]
         now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
         fresh = noise.of_second_moment(second_moment_left(scores, weights_of(scores, sampler.floor)))
-        if self._refreshed_at is not None and self._left_then < 1:
+        if sampler.refreshed and self._left_then < 1:
             self._aging = min(1.0, max(0.0, (now - self._left_then) / (1 - self._left_then)))
         return _Found(chunks, finite, scores, noise, now, fresh, example_seconds)
 
@@ -259,7 +258,7 @@ class AutoRefresh(StepCounter):
         scorer = loader.scorer
         assert scorer is not None
         options = [_Option("off", 1.0, 1.0, 1.0)]
-        if self._refreshed_at is not None:
+        if loader.sampler.refreshed:
             left = _aged(found.now, self._aging)
             options.append(_Option("keep", found.noise.steps_factor(left), found.now, left))
         training = _LASTING * interval * step_seconds
@@ -351,8 +350,9 @@ class AutoRefresh(StepCounter):
                 if self._costs is None and seconds > 0:
                     self._scoring_seconds[str(scorer.score)] = seconds
             self._refreshed_at = step
-        elif best.decision == "off" and self._refreshed_at is not None:
-            loader.sampler.forget()
+        elif best.decision == "off":
+            if loader.sampler.refreshed:
+                loader.sampler.forget()
             self._refreshed_at = None
         self._left_then = min(1.0, best.left_now)
         self.last = Diagnosis(
