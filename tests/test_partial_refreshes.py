@@ -1,7 +1,6 @@
 """The benchmark of partial refreshes: its rules on records whose outcome is known, and one run from end to end."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,8 @@ if not (ROOT / "benchmarks").exists():
 sys.path.append(str(ROOT))
 
 from benchmarks.parts.refreshes import FRESH, RULES, TRAINED, Choice, replay  # noqa: E402 - onto the path above
+
+from benchmark_process import run_benchmark  # noqa: E402
 
 BY_NAME = {rule.name: rule for rule in RULES}
 
@@ -62,32 +63,9 @@ def test_slices_reach_every_example():
 
 # --- from end to end --------------------------------------------------------------------------------------
 
-MEASURE = """
-import sys
-sys.path[0] = {root!r}
-import dataclasses, torch
-torch.set_num_threads(1)
-from benchmarks.wallclock.cases import CASES
-from benchmarks.wallclock.models import make_perceptron
-from dasgrad.experiments.datasets import Split
-from dasgrad.experiments.problems import Problem, binary_cross_entropy, count_right_signs
-
-def build():
-    inputs = torch.randn(4000, 5, generator=torch.Generator().manual_seed(0))
-    targets = (inputs[:, 0] > 1).long()
-    make = lambda seed: make_perceptron(seed, 5, 4)
-    return Problem(Split((inputs, targets), (inputs, targets)), make, binary_cross_entropy, count_right_signs)
-
-for name in ("rare", "mnist"):
-    CASES[name] = dataclasses.replace(CASES[name], build=build)
-from benchmarks.__main__ import main
-main()
-"""
-
 
 def call(tmp_path, *arguments):
-    command = [sys.executable, "-c", MEASURE.format(root=str(ROOT)), "ages", *arguments]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    return run_benchmark(tmp_path, "ages", *arguments, num_examples=4000)
 
 
 def test_a_quick_run_from_end_to_end(tmp_path):

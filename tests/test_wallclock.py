@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ if not (ROOT / "benchmarks").exists():
 sys.path.append(str(ROOT))
 
 from benchmarks.wallclock import command, crossing, drawing  # noqa: E402 - the repository comes onto the path above
-from benchmarks.wallclock.campaign import _best_of_each_size, mean_loss, time_to  # noqa: E402
+from benchmarks.wallclock.campaign import Campaign, Settings, _best_of_each_size, mean_loss, time_to  # noqa: E402
 from benchmarks.wallclock.cases import CASES, scale_rows, thin  # noqa: E402
 from benchmarks.wallclock.crossing import Curves  # noqa: E402
 from benchmarks.wallclock.models import make_perceptron  # noqa: E402
@@ -28,6 +27,7 @@ from benchmarks.wallclock.table import make_table, show  # noqa: E402
 from benchmarks.wallclock.training import RunConfig, make_optimizer, make_schedule, train  # noqa: E402
 
 import dasgrad  # noqa: E402
+from benchmark_process import run_benchmark  # noqa: E402
 from dasgrad.experiments.datasets import Split  # noqa: E402
 from dasgrad.experiments.problems import Problem, binary_cross_entropy, count_right_signs  # noqa: E402
 
@@ -143,6 +143,24 @@ def test_tuning_takes_the_time_at_which_the_mean_curve_crosses():
     assert time_to(runs, 3.0) == pytest.approx(1.0)
     assert time_to(runs, 1.5) == pytest.approx(3.0)
     assert time_to(runs, 0.9) == math.inf
+
+
+def test_the_first_at_the_target_is_chosen_and_without_a_target_the_lowest(tmp_path):
+    """One is at 2 after a second and stays there; the other is there after two seconds and goes on to 1."""
+    config = RunConfig("rare", "constant", "adam", "reshuffled", 0.001, 8, 0, 8, 4, 64, "cpu", "here")
+    quick, low = config, replace(config, lr=0.003)
+    runs = {
+        quick: [{"curves": {"seconds": [0, 1, 3], "train_loss": [4, 2, 2]}}],
+        low: [{"curves": {"seconds": [0, 2, 3], "train_loss": [4, 2, 1]}}],
+    }
+    shared = {"num_seeds": 2, "num_tuning_seeds": 1, "num_steps": 8, "num_points": 4, "num_rates": None}
+    where = {"device": torch.device("cpu"), "clock": "cpu", "where": "here", "captured": False}
+    settings = Settings(("adam",), (), ("constant",), **shared, batch_sizes=(8,), **where)
+    store, progress = Store(tmp_path / "runs.jsonl"), Progress(minutes=1.0)
+    campaign = Campaign("rare", CASES["rare"], small_problem(), settings, store, progress)
+    assert campaign._choose("constant", runs, 3.0, (8,), target=2.0).lr == quick.lr
+    assert campaign._choose("constant", runs, 3.0, (8,)).lr == low.lr
+    assert campaign._choose("cosine", runs, 3.0, (8,), target=2.0).lr == low.lr
 
 
 def test_a_further_seed_is_for_the_best_third_of_each_batch_size():
@@ -304,33 +322,9 @@ def test_grids_fit_their_schedules():
 
 # --- from end to end --------------------------------------------------------------------------------------
 
-MEASURE = """
-import sys
-sys.path[0] = {root!r}
-for name in ("matplotlib", "pyarrow", "sklearn", "tqdm"):
-    sys.modules[name] = None
-import dataclasses, torch
-torch.set_num_threads(1)
-from benchmarks.wallclock import cases
-from benchmarks.wallclock.models import make_perceptron
-from dasgrad.experiments.datasets import Split
-from dasgrad.experiments.problems import Problem, binary_cross_entropy, count_right_signs
-
-def build():
-    inputs = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
-    targets = (inputs[:, 0] > 1).long()
-    make = lambda seed: make_perceptron(seed, 5, 4)
-    return Problem(Split((inputs, targets), (inputs, targets)), make, binary_cross_entropy, count_right_signs)
-
-cases.CASES["rare"] = dataclasses.replace(cases.CASES["rare"], build=build)
-from benchmarks.__main__ import main
-main()
-"""
-
 
 def call(tmp_path, *arguments):
-    command = [sys.executable, "-c", MEASURE.format(root=str(ROOT)), "wallclock", *arguments]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    return run_benchmark(tmp_path, "wallclock", *arguments, num_examples=400)
 
 
 def test_a_measurement_from_end_to_end_and_again_from_disk(tmp_path):

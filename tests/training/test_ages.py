@@ -181,6 +181,35 @@ def test_where_scores_age_fast_one_scale_leaves_less_and_elsewhere_costs_little(
     assert means["aged"] < most * means["mean"]
 
 
+@pytest.mark.parametrize("number", [199, 200])
+def test_a_power_below_one_needs_two_hundred_pairs(number):
+    old = lognormal(400, 1.5, 0)
+    ages = AgedScores(old, 100)
+    ages.learn(180, torch.arange(number), 3 * old[:number].sqrt())
+    assert (float(ages.calibration()[1][5]) < 1) == (number == 200)
+
+
+def test_masses_are_brought_to_the_present_every_two_per_cent_of_the_steps():
+    for then, due in ((1, 2), (40, 41), (100, 102), (1000, 1020)):
+        ages = AgedScores(torch.ones(3), then)
+        assert [step for step in range(then, due + 2) if ages.is_due(step)] == [due, due + 1]
+        ages.present(due)
+        assert not ages.is_due(due)
+
+
+def test_every_part_of_a_state_is_kept():
+    ages = AgedScores(lognormal(400, 1.0, 0), 5)
+    fresh = ages.state_dict()
+    for step in (10, 20):
+        ages.learn(step, torch.arange(step, 300), lognormal(300 - step, 1.0, step))
+        ages.present(step)
+    state = ages.state_dict()
+    assert not any(torch.equal(torch.as_tensor(state[key]), torch.as_tensor(fresh[key])) for key in fresh)
+    again = AgedScores.from_state_dict(state, torch.device("cpu")).state_dict()
+    assert again.keys() == state.keys()
+    assert all(torch.equal(torch.as_tensor(again[key]), torch.as_tensor(state[key])) for key in state)
+
+
 def test_zeros_and_single_examples_do_no_harm():
     ages = AgedScores(torch.zeros(3), 1)
     ages.learn(2, torch.tensor([0]), torch.tensor([0.0]))
@@ -255,6 +284,46 @@ def test_a_state_with_updates_goes_on_bit_for_bit():
     assert torch.equal(loader.sampler.probabilities, again[2].sampler.probabilities)
 
 
+def test_scores_computed_beside_training_are_as_old_as_the_model_they_are_of():
+    """Of step 8, in effect from step 11 on; then of step 16, from step 19 on."""
+    model, optimizer, loader = build(refresh=8, overlap=3)
+    for num_steps, computed_at, then in ((10, 8, 11), (8, 16, 19)):
+        train(model, optimizer, loader, num_steps)
+        assert loader.num_steps == then - 1
+        next(iter(loader))  # before whose draw they take effect
+        loader.update(torch.tensor([3, 5]), torch.tensor([1.0, 2.0]))
+        steps = loader.state_dict()["ages"]["steps"]
+        assert steps[[3, 5]].tolist() == [then, then]
+        others = torch.ones(300, dtype=torch.bool).index_fill_(0, torch.tensor([3, 5]), False)
+        assert (steps[others] == computed_at).all()
+
+
+def test_a_state_remembers_when_scores_were_computed():
+    _, optimizer, loader = build(refresh=5)
+    for _ in itertools.islice(loader, 6):
+        optimizer.step()
+    again = build(refresh=5)[2]
+    again.load_state_dict(loader.state_dict())
+    again.update(torch.tensor([0]), torch.tensor([1.0]))
+    assert again.state_dict()["ages"]["steps"].tolist() == [7.0] + [5.0] * 299
+
+
+def test_the_masses_of_others_follow_those_that_are_scored_anew():
+    model, optimizer, loader = build(refresh=1000)
+    loader.refresh()
+    before = loader.sampler.scores
+    for _ in range(60):
+        optimizer.step()
+    with torch.no_grad():
+        model.weight.fill_(20.0)
+    indices = torch.arange(0, 300, 3)
+    loader.refresh(indices)
+    expected = AgedScores(before, 1)
+    expected.learn(61, indices, loader.scorer(loader.examples_for_scoring(indices)))
+    torch.testing.assert_close(loader.sampler.scores, expected.present(61))
+    assert not torch.isclose(loader.sampler.scores[1::3], before[1::3], rtol=0.1).any()
+
+
 def test_before_the_first_refresh_updates_do_nothing():
     model, optimizer, loader = build(refresh=1000)
     train(model, optimizer, loader, 5, lambda batch: None)
@@ -263,14 +332,19 @@ def test_before_the_first_refresh_updates_do_nothing():
     assert bool((loader.sampler.weights == 1).all())
 
 
-def test_some_examples_are_rescored_and_the_others_keep_their_place():
+def test_some_examples_are_rescored_and_the_others_keep_their_place(monkeypatch):
     model, _, loader = build(refresh=1000, scoring_chunk_size=16)
     loader.refresh()
     before = loader.sampler.scores
+    score, sizes = dasgrad.ExampleScorer.__call__, []
+    monkeypatch.setattr(
+        dasgrad.ExampleScorer, "__call__", lambda self, data: (sizes.append(len(data[0])), score(self, data))[1]
+    )
     with torch.no_grad():
         model.weight.mul_(2.0)
     indices = torch.arange(0, 300, 3)
     loader.refresh(indices)
+    assert sizes == [16] * 6 + [4]
     exact = loader.scorer(loader.examples_for_scoring(indices)).double()
     torch.testing.assert_close(loader.sampler.scores[indices], exact)
     torch.testing.assert_close(loader.sampler.scores[1::3], before[1::3])

@@ -6,49 +6,12 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 import dasgrad
 from dasgrad.training import AutoRefresh, Costs, Diagnosis
 from dasgrad.training.beliefs import USUAL_NOISE, NoiseBelief
 from dasgrad.training.stopwatch import Stopwatch
-
-NUM_EXAMPLES, BATCH_SIZE = 400, 8
-CHEAP, DEAR = Costs(step=1.0, example=1e-4), Costs(step=1.0, example=100.0)
-
-
-def losses_of(outputs, targets):
-    return (outputs[:, 0] - targets).square()
-
-
-def make_data(rare):
-    """Targets of a linear model with noise: that of a few examples much larger, or all gradients about as long."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(NUM_EXAMPLES, 3, generator=generator)
-    noise = torch.randn(NUM_EXAMPLES, generator=generator)
-    if rare:
-        return inputs, inputs.sum(1) + torch.where(torch.arange(NUM_EXAMPLES) % 20 == 0, 30 * noise, 0.1 * noise)
-    inputs = inputs / inputs.norm(dim=1, keepdim=True)
-    return inputs, inputs.sum(1) + 100 * noise.sign()
-
-
-def build(auto, rare=True, seed=0, data=None, **options):
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    optimizer = dasgrad.DASGrad(model.parameters(), lr=0.01)
-    scorer = dasgrad.ExampleScorer(model, losses_of, optimizer, score="gradient")
-    data = make_data(rare) if data is None else data
-    loader = dasgrad.AdaptiveLoader(data, BATCH_SIZE, scorer=scorer, refresh=auto, seed=seed, **options)
-    return model, optimizer, loader
-
-
-def train(model, optimizer, loader, num_steps, each=lambda batch: None):
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))
-    for batch in itertools.islice(batches, num_steps):
-        optimizer.zero_grad()
-        batch.weighted_mean(losses_of(model(batch.inputs), batch.targets)).backward()
-        optimizer.step()
-        each(batch)
+from training.auto_runs import BATCH_SIZE, CHEAP, DEAR, NUM_EXAMPLES, build, make_data, train
 
 
 def test_it_rescores_where_a_few_examples_carry_the_gradient():
@@ -101,7 +64,23 @@ def test_it_stops_sampling_when_nothing_is_left_to_win():
     loader.dataset[1].copy_(targets)
     train(model, optimizer, loader, 60)
     assert loader.diagnosis().decision == "off"
+    assert loader.diagnosis().staleness is None
     assert not loader.sampler.refreshed
+
+
+def test_scores_that_came_by_hand_are_kept_or_forgotten_as_others_are():
+    """Too dear to be computed again: kept where they help, and forgotten where nothing is to be won."""
+    for rare in (True, False):
+        model, optimizer, loader = build(AutoRefresh(costs=DEAR), rare)
+        train(model, optimizer, loader, 5)
+        loader.refresh()
+        weights = []
+        train(model, optimizer, loader, 20, lambda batch, weights=weights: weights.append(batch.weights))
+        found = loader.diagnosis()
+        assert found.decision == ("keep" if rare else "off")
+        assert found.staleness is None  # it was no decision of this object's
+        assert loader.sampler.refreshed == rare
+        assert (bool((weights[0] == 1).all()), bool((weights[-1] == 1).all())) == (False, not rare)
 
 
 def test_with_given_costs_a_run_can_be_repeated():
@@ -130,6 +109,30 @@ def test_a_state_goes_on_where_it_was():
     assert again[2].diagnosis() == loader.diagnosis()
 
 
+def test_every_part_of_a_state_is_kept():
+    fresh = AutoRefresh().state_dict()
+    state = {
+        "auto": fresh["auto"],
+        "num_steps": 40,
+        "next_look": 54,
+        "refreshed_at": 36,
+        "left_then": 0.3,
+        "beliefs": {"noise": {"inverse": 0.5, "weight": 60.0}, "aging": {"share": 0.4}},
+        "scoring_seconds": {"gradient": 7.0},
+        "lost": 0.8,
+        "num_looked_at": 9,
+        "look_seconds": 1.5,
+        "example_seconds": 0.01,
+        "promise": 0.25,
+        "failure": "scoring ran out of memory",
+        "last": {**fresh["last"], "step": 36, "decision": "keep"},
+    }
+    assert [key for key in fresh if state[key] == fresh[key]] == ["auto"]
+    auto = AutoRefresh()
+    auto.load_state_dict(state)
+    assert auto.state_dict() == state
+
+
 def test_states_of_another_kind_of_refresh_are_refused():
     automatic, fixed = build("auto")[2], build(5)[2]
     with pytest.raises(ValueError, match="needs a loader with refresh=5, got 'auto'"):
@@ -153,6 +156,7 @@ def test_out_of_memory_leaves_the_last_probabilities_and_training_goes_on(monkey
     assert taken == [BATCH_SIZE] * 60
     torch.testing.assert_close(loader.sampler.probabilities, before)
     assert "out of memory" in loader.diagnosis().reason
+    assert loader.counter.num_quiet_steps() > 10**9  # there will be no other look
 
 
 def test_a_clock_that_jumps_does_no_harm():
@@ -173,27 +177,6 @@ def test_a_clock_that_jumps_does_no_harm():
     assert loader.num_steps == 200
 
 
-def test_trying_out_what_scoring_costs_does_not_put_off_the_next_look():
-    now = [0.0]
-    auto = AutoRefresh(clock=lambda: now[0])
-    model, optimizer, loader = build(auto)
-
-    def trial(scorer, data):
-        now[0] += 1000.0
-        return 0.01
-
-    def take_a_second(*args):
-        now[0] += 1.0
-
-    auto._time_once = trial
-    optimizer.register_step_pre_hook(take_a_second)
-    train(model, optimizer, loader, 20)
-    auto._scoring_seconds.clear()  # the second look, at step 24, has to try again
-    train(model, optimizer, loader, 30)
-    assert now[0] > 2000
-    assert loader.diagnosis().step == 36  # the third look: steps 16, 24, 36
-
-
 def test_measured_costs_decide_on_a_real_clock():
     model, optimizer, loader = build("auto")
     train(model, optimizer, loader, 40)
@@ -207,6 +190,18 @@ def test_a_data_set_of_single_examples():
     inputs, targets = make_data(rare=True)
     model, optimizer, loader = build(AutoRefresh(costs=CHEAP), data=list(zip(inputs, targets, strict=True)))
     train(model, optimizer, loader, 40)
+    assert loader.sampler.refreshed
+
+
+def test_a_score_of_ones_own_says_nothing_of_the_noise():
+    """Without a loss it is taken for the usual."""
+
+    def score(model, data):
+        return (model(data[0])[:, 0] - data[1]).abs()
+
+    model, optimizer, loader = build(AutoRefresh(costs=CHEAP), score=score)
+    train(model, optimizer, loader, 17)
+    assert loader.diagnosis().noise_scale == pytest.approx(USUAL_NOISE * BATCH_SIZE)
     assert loader.sampler.refreshed
 
 
@@ -315,28 +310,3 @@ def test_a_look_tells_what_it_believes_of_the_noise(monkeypatch):
     belief = NoiseBelief()
     belief.observe(1e6, 1e5, 32)
     assert auto.audit(loader, 1, 64).noise.scale == pytest.approx(belief.scale(loader.batch_size))
-
-
-def test_looks_without_losses_believe_what_is_usual(monkeypatch):
-    auto = AutoRefresh(costs=DEAR)
-    loader = build(auto)[2]
-    monkeypatch.setattr(dasgrad.ExampleScorer, "has_losses", False)
-    assert auto.audit(loader, 1, 64).noise.scale == pytest.approx(USUAL_NOISE * loader.batch_size)
-
-
-def test_looks_are_as_large_as_their_share_of_the_time_allows(monkeypatch):
-    numbers = []
-    audit = AutoRefresh.audit
-
-    def note(self, loader, step, number):
-        numbers.append((step, number))
-        return audit(self, loader, step, number)
-
-    monkeypatch.setattr(AutoRefresh, "audit", note)
-    auto = AutoRefresh(num_audited=4, costs=Costs(step=1.0, example=0.01))
-    model, optimizer, loader = build(auto, rare=False)
-    train(model, optimizer, loader, 400)
-    # Nothing is to be won, so a look may take 2 % of the steps until the next one, at 3 · 0.01 s an example.
-    assert numbers[0] == (16, 4)
-    assert [number for _, number in numbers[1:]] == pytest.approx([step / 3 for step, _ in numbers[1:]], abs=2)
-    assert numbers[-1][1] > 80

@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,11 +23,13 @@ from dasgrad.scoring import ExampleScorer
 from dasgrad.training import generators
 from dasgrad.training.beliefs import Beliefs
 from dasgrad.training.costs import Costs
-from dasgrad.training.diagnosis import Decision, Diagnosis
+from dasgrad.training.diagnosis import Diagnosis
+from dasgrad.training.findings import Found, Option
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
 from dasgrad.training.overlap import Scored
 from dasgrad.training.refresh import StepCounter
 from dasgrad.training.stopwatch import Clock
+from dasgrad.training.trials import try_out
 
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
@@ -37,8 +39,6 @@ CHEAPER = ("last_layer", "loss")
 """Scores that are tried where the exact one costs much."""
 CLEARLY = 0.95
 """A cheaper score must promise to take at most this share of the time with the exact one: a look is a small sample."""
-_SMALLEST_TRIAL, _LARGEST_TRIAL, _TRIAL_STEPS = 64, 4096, 8
-"""How the cost of scoring is tried out: on so many examples, until a trial takes longer than a few steps."""
 _LARGEST_AUDIT, _AUDIT_GROWTH = 4096, 8
 """Examples looked at: no more than these, and than so many times those of the last look, by which the cost is known."""
 _LASTING = 2
@@ -47,20 +47,8 @@ _MARGIN = 1.5
 """Scoring beside training is given so many times the steps that it should take."""
 _GRADIENTS = 3
 """Looking at one example more takes about so many times its share of scoring all: its score and gradients of halves."""
-
-
-@dataclass(frozen=True)
-class _Option:
-    """One choice, with what it would leave and take until the next look."""
-
-    decision: Decision
-    factor: float
-    left_now: float
-    """The noise that is left at once."""
-    noise_left: float
-    """The same on average until the next look."""
-    scorer: ExampleScorer | None = None
-    """Of a refresh; None where the scores are there already."""
+_CALLS = 4
+"""A first idea of what a look takes: so many times the scores of its examples."""
 
 
 class AutoRefresh(StepCounter):
@@ -107,7 +95,7 @@ class AutoRefresh(StepCounter):
         self._costs = costs
         self._tiers: dict[str, ExampleScorer | None] = {}
         self._next_look = first
-        self._refreshed_at: int | None = None
+        self._refreshed_at: int | None = None  # by a decision; the sampler knows whether there are scores in use
         self._left_then = 1.0  # noise left at the last look, by the scores in use
         self._beliefs = Beliefs.usual()
         self._scoring_seconds: dict[str, float] = {}  # of all examples, by the score's name
@@ -139,7 +127,9 @@ class AutoRefresh(StepCounter):
                 f"AutoRefresh: scoring ran out of memory, and training goes on with the last probabilities. {error}",
                 stacklevel=4,
             )
-            self.last = replace(self.last, step=self.num_steps + 1, decision=self._standing(), reason=self._failure)
+            self.last = replace(self.last, step=self.num_steps + 1, decision="keep", reason=self._failure)
+            if not loader.sampler.refreshed:
+                self.last = replace(self.last, decision="off", noise_left=1.0, time_factor=1.0, staleness=None)
 
     def num_quiet_steps(self) -> int:
         """Steps that can be drawn for at once after `before_draw`: none of their draws is preceded by a look."""
@@ -154,22 +144,23 @@ class AutoRefresh(StepCounter):
         if slower is not None:
             self._lost = min(1.0, slower + scored.waited_seconds / scored.seconds)
 
-    def _standing(self) -> Decision:
-        return "off" if self._refreshed_at is None else "keep"
-
     def _step_seconds(self) -> float | None:
         if self._costs is not None:
             return self._costs.step
         return self.stopwatch.seconds()
 
     def _look(self, loader: "AdaptiveLoader", step_seconds: float) -> None:
+        assert loader.scorer is not None
         started, self._trial_seconds = self._clock(), 0.0
         step = self.num_steps + 1
         interval = max(1, int(step * (self._growth - 1)))
+        first = self._look_seconds is None
+        if self._costs is None and str(loader.scorer.score) not in self._scoring_seconds:
+            idea = self._try_out(loader, loader.scorer, step)
+            self._look_seconds = idea if first else self._look_seconds
         if self._scores_are_cheap(loader):
             self._look_at_all(loader, step_seconds, interval)
             return
-        first = self._look_seconds is None
         self._num_looked_at = self._affordable(loader, interval * step_seconds)
         found = self.audit(loader, step, self._num_looked_at)
         options = self._options(loader, found, step_seconds, interval)
@@ -181,20 +172,20 @@ class AutoRefresh(StepCounter):
             best = next(option for option in options if option.decision == "off")
         if self._costs is not None:
             self._look_seconds = _GRADIENTS * self._costs.example * self._num_looked_at
-        elif first:  # in which much is done for the first time
-            self._look_seconds = 2 * found.example_seconds * self._num_looked_at
-        else:  # without trying out what a score costs, which does not come again
+        elif not first:  # when much is done that does not come again, as is trying out what a score costs
             self._look_seconds = max(0.0, self._clock() - started - self._trial_seconds)
         self._promise = 1 - found.noise.steps_factor(min(1.0, found.fresh))
         self._carry_out(loader, best, found, step)
+        assert self._look_seconds is not None
         self._next_look = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
 
     def _scores_are_cheap(self, loader: "AdaptiveLoader") -> bool:
         """Whether all examples are scored in the time of a look, most of which can be the calls, as on a GPU."""
-        assert loader.scorer is not None
-        if self._look_seconds is None or loader.overlap != 0:
+        if self._costs is not None or loader.overlap != 0:
             return False
-        return self._scoring_seconds.get(str(loader.scorer.score), math.inf) <= self._look_seconds
+        assert loader.scorer is not None
+        assert self._look_seconds is not None
+        return self.seconds_of(str(loader.scorer.score), loader) < self._look_seconds
 
     def _look_at_all(self, loader: "AdaptiveLoader", step_seconds: float, interval: int) -> None:
         """Score all examples, see what that is worth, and keep the scores or forget them."""
@@ -210,11 +201,18 @@ class AutoRefresh(StepCounter):
             self._beliefs.aging.observe(self._left_then, now, effective_number(scores))
         left = (fresh + self._beliefs.aging.age(fresh)) / 2
         factor = (1 + seconds / (_LASTING * interval * step_seconds)) * noise.steps_factor(left)
-        best = _Option("refresh", factor, fresh, left) if factor <= self._worth else _Option("off", 1.0, 1.0, 1.0)
-        found = _Found((), torch.isfinite(scores), scores, noise, 1.0, fresh, self._example_seconds)
+        best = Option("refresh", factor, fresh, left) if factor <= self._worth else Option("off", 1.0, 1.0, 1.0)
+        found = Found((), torch.isfinite(scores), scores, noise, 1.0, fresh, self._example_seconds)
         self._promise = 1 - noise.steps_factor(min(1.0, fresh))
         self._carry_out(loader, best, found, step)
-        self._next_look = step + max(interval, int(seconds / (self._allowed() * step_seconds)))
+        self._next_look = step + interval
+        if best.decision == "off":  # until such scores would pay, or looks take a small share of the time
+            gain = self._worth / noise.steps_factor(left) - 1
+            if gain > 0:
+                pays_at = seconds / (_LASTING * (self._growth - 1) * gain * step_seconds)
+            else:
+                pays_at = step + seconds / (self._most_auditing * step_seconds)
+            self._next_look = max(self._next_look, int(pays_at) + 1)
 
     def _allowed(self) -> float:
         """The share of the time until the next look that the smallest may take: more the more there is to win."""
@@ -232,14 +230,14 @@ class AutoRefresh(StepCounter):
         most = min(_LARGEST_AUDIT, _AUDIT_GROWTH * self._num_looked_at, num_examples)
         return max(least, min(most, self._num_looked_at + int(spare / each)))
 
-    def audit(self, loader: "AdaptiveLoader", step: int, number: int) -> "_Found":
+    def audit(self, loader: "AdaptiveLoader", step: int, number: int) -> Found:
         """Measure scores, noise and costs on some examples; draws and probabilities stay as they are."""
         scorer, sampler = loader.scorer, loader.sampler
         assert scorer is not None
         indices = self._choose(loader, step, number)
         chunks = indices.split(loader.scoring_chunk_size)
         if self._costs is None and str(scorer.score) not in self._scoring_seconds:
-            self._time_scoring(loader, scorer, step)
+            self._try_out(loader, scorer, step)  # for `examine`
         scores, seconds = self._scores_of(loader, scorer, chunks)
         if self._costs is None and len(chunks[0]) == loader.scoring_chunk_size:
             self._scoring_seconds[str(scorer.score)] = seconds * sampler.num_examples / len(indices)
@@ -255,12 +253,12 @@ class AutoRefresh(StepCounter):
         now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
         fresh = noise.of_second_moment(second_moment_left(scores, weights_of(scores, sampler.floor)))
         aging = self._beliefs.aging
-        if self._refreshed_at is None:
+        if not sampler.refreshed:
             aging.forget()
         elif self._left_then < 1:
             aging.observe(self._left_then, now, effective_number(scores))
             now = aging.age(self._left_then)
-        return _Found(chunks, finite, scores, noise, now, fresh, example_seconds)
+        return Found(chunks, finite, scores, noise, now, fresh, example_seconds)
 
     def _scores_of(
         self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]
@@ -279,23 +277,23 @@ class AutoRefresh(StepCounter):
                 self._beliefs.noise.observe(noise, mean, number)
         return self._beliefs.noise.scale(loader.batch_size)
 
-    def _options(self, loader: "AdaptiveLoader", found: "_Found", step_seconds: float, interval: int) -> list[_Option]:
+    def _options(self, loader: "AdaptiveLoader", found: Found, step_seconds: float, interval: int) -> list[Option]:
         scorer = loader.scorer
         assert scorer is not None
-        options = [_Option("off", 1.0, 1.0, 1.0)]
-        if self._refreshed_at is not None:
+        options = [Option("off", 1.0, 1.0, 1.0)]
+        if loader.sampler.refreshed:
             left = (found.now + self._beliefs.aging.age(found.now)) / 2
-            options.append(_Option("keep", found.noise.steps_factor(left), found.now, left))
+            options.append(Option("keep", found.noise.steps_factor(left), found.now, left))
         training = _LASTING * interval * step_seconds
 
-        def refreshing(scorer: ExampleScorer, fresh: float) -> _Option:
+        def refreshing(scorer: ExampleScorer, fresh: float) -> Option:
             seconds = self.seconds_of(str(scorer.score), loader)
             left = (fresh + self._beliefs.aging.age(fresh)) / 2
             if loader.overlap != 0:  # draws stay what they are until then
                 late = min(1.0, self._steps_beside(loader, seconds, step_seconds) / (_LASTING * interval))
                 left = late * min(1.0, found.now) + (1 - late) * left
             cost = 1 + self._seconds_lost(loader, seconds) / training
-            return _Option("refresh", cost * found.noise.steps_factor(left), fresh, left, scorer)
+            return Option("refresh", cost * found.noise.steps_factor(left), fresh, left, scorer)
 
         exact = refreshing(scorer, found.fresh)
         options.append(exact)
@@ -319,10 +317,10 @@ class AutoRefresh(StepCounter):
     def _cheaper(
         self,
         loader: "AdaptiveLoader",
-        found: "_Found",
-        exact: _Option,
-        refreshing: Callable[[ExampleScorer, float], _Option],
-    ) -> list[_Option]:
+        found: Found,
+        exact: Option,
+        refreshing: Callable[[ExampleScorer, float], Option],
+    ) -> list[Option]:
         options = []
         assert loader.scorer is not None
         for name in CHEAPER if loader.scorer.score in ("dasgrad", "gradient") else ():
@@ -340,14 +338,14 @@ class AutoRefresh(StepCounter):
         return self._tiers[name]
 
     def _tier_left(
-        self, loader: "AdaptiveLoader", scorer: ExampleScorer | None, name: str, found: "_Found"
+        self, loader: "AdaptiveLoader", scorer: ExampleScorer | None, name: str, found: Found
     ) -> float | None:
         """The noise that draws by a cheaper score would leave; None where the model has no such score."""
         if scorer is None:
             return None
         try:
             if name not in self._scoring_seconds:
-                self._time_scoring(loader, scorer, self.num_steps + 1)
+                self._try_out(loader, scorer, self.num_steps + 1)
             cheap = self._scores_of(loader, scorer, found.chunks)[0].to(found.scores)[found.finite]
         except ValueError:
             self._tiers[name] = None
@@ -358,7 +356,7 @@ class AutoRefresh(StepCounter):
         weights = weights_of(cheap, loader.sampler.floor)
         return found.noise.of_second_moment(second_moment_left(found.scores, weights))
 
-    def _carry_out(self, loader: "AdaptiveLoader", best: _Option, found: "_Found", step: int) -> None:
+    def _carry_out(self, loader: "AdaptiveLoader", best: Option, found: Found, step: int) -> None:
         scorer, step_seconds = loader.scorer, self._step_seconds()
         assert scorer is not None
         assert step_seconds is not None
@@ -372,8 +370,9 @@ class AutoRefresh(StepCounter):
             else:
                 self._rescore(loader, scorer)
             self._refreshed_at = step
-        elif best.decision == "off" and loader.sampler.refreshed:
-            loader.sampler.forget()
+        elif best.decision == "off":
+            if loader.sampler.refreshed:
+                loader.sampler.forget()
             self._refreshed_at = None
         self._left_then = min(1.0, best.left_now)
         self.last = Diagnosis(
@@ -414,24 +413,19 @@ class AutoRefresh(StepCounter):
             torch.cuda.synchronize(device)
         return self._clock()
 
-    def _time_scoring(self, loader: "AdaptiveLoader", scorer: ExampleScorer, step: int) -> None:
-        """A first idea of what scoring all examples takes, from chunks that grow until they take a few steps' time."""
+    def _try_out(self, loader: "AdaptiveLoader", scorer: ExampleScorer, step: int) -> float:
+        """A first idea of what scoring all examples takes; returns one of what a look takes."""
         started = self._clock()
-        step_seconds = self._step_seconds() or 0.0
-        most = min(loader.scoring_chunk_size, loader.sampler.num_examples, _LARGEST_TRIAL)
-        size, previous = min(_SMALLEST_TRIAL, most), (0, 0.0)
-        scorer(loader.examples_for_scoring(self._choose(loader, step, size)))  # first use has costs of its own
-        while True:
-            data = loader.examples_for_scoring(self._choose(loader, step, size))
-            seconds = max(0.0, self._time_once(scorer, data))
-            if size == most or (previous[0] and seconds > _TRIAL_STEPS * step_seconds):
-                break
-            size, previous = min(most, 8 * size), (size, seconds)
-        each = max((seconds - previous[1]) / (size - previous[0]), 0.1 * seconds / size)
-        once = max(0.0, seconds - each * size)  # of a chunk, whatever its size
-        chunks = -(-loader.sampler.num_examples // loader.scoring_chunk_size)
-        self._scoring_seconds[str(scorer.score)] = chunks * once + each * loader.sampler.num_examples
+        most = min(loader.scoring_chunk_size, loader.sampler.num_examples)
+
+        def time_scores(size: int) -> float:
+            return self._time_once(scorer, loader.examples_for_scoring(self._choose(loader, step, size)))
+
+        found = try_out(time_scores, most, self._step_seconds() or 0.0)
+        seconds = found.seconds(loader.sampler.num_examples, loader.scoring_chunk_size)
+        self._scoring_seconds[str(scorer.score)] = seconds
         self._trial_seconds += max(0.0, self._now(scorer) - started)
+        return _CALLS * found.seconds(self._num_audited, self._num_audited)
 
     def _time_once(self, scorer: ExampleScorer, data: Any) -> float:
         started = self._now(scorer)
@@ -492,22 +486,3 @@ class AutoRefresh(StepCounter):
 
     def __repr__(self) -> str:
         return "'auto'"
-
-
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """What a look found."""
-
-    chunks: Sequence[Tensor]
-    """The examples looked at."""
-    finite: Tensor
-    """Which of the examples have a score."""
-    scores: Tensor
-    """Theirs."""
-    noise: Noise
-    now: float
-    """Noise left by the draws as they are."""
-    fresh: float
-    """Noise left by fresh exact scores."""
-    example_seconds: float
-    """Of a gradient, an example, in large batches."""

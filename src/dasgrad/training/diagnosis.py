@@ -32,7 +32,7 @@ class Diagnosis:
     noise_left: float = 1.0
     """The share that the draws leave from here on."""
     staleness: int | None = None
-    """Steps since the scores in use were computed; None for uniform draws."""
+    """Steps since the scores in use were computed; None for uniform draws and where that is not known."""
     time_factor: float = 1.0
     """Predicted time to the same loss, relative to uniform draws, until the next look; below 1 is sooner."""
     larger_batch_factor: float = 1.0

@@ -1,0 +1,43 @@
+"""What a look of `AutoRefresh` found, and the choices it leaves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dasgrad.scoring import ExampleScorer
+from dasgrad.training.diagnosis import Decision
+from dasgrad.training.forecast import Noise
+
+
+@dataclass(frozen=True)
+class Option:
+    """One choice, with what it would leave and take until the next look."""
+
+    decision: Decision
+    factor: float
+    left_now: float
+    """The noise that is left at once."""
+    noise_left: float
+    """The same on average until the next look."""
+    scorer: ExampleScorer | None = None
+    """Of a refresh; None where the scores are there already."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a look found."""
+
+    chunks: Sequence[Tensor]
+    """The examples looked at."""
+    finite: Tensor
+    """Which of the examples have a score."""
+    scores: Tensor
+    """Theirs."""
+    noise: Noise
+    now: float
+    """Noise left by the draws as they are."""
+    fresh: float
+    """Noise left by fresh exact scores."""
+    example_seconds: float
+    """Of a gradient, an example, in large batches."""

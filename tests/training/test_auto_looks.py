@@ -1,0 +1,314 @@
+"""The looks of ``refresh="auto"``: when they come, how large they are, what they measure and what follows from it."""
+
+import math
+
+import pytest
+import torch
+
+import dasgrad
+from dasgrad.training import AutoRefresh, Costs, trials
+from dasgrad.training import auto as auto_module
+from dasgrad.training.beliefs import USUAL_NOISE, AgingBelief
+from dasgrad.training.findings import Option
+from dasgrad.training.forecast import Noise, effective_number, second_moment_left
+from training.auto_runs import BATCH_SIZE, CHEAP, DEAR, NUM_EXAMPLES, build, build_timed, train
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Step, number of examples and findings of every look from here on."""
+    noted, audit = [], AutoRefresh.audit
+
+    def note(self, loader, step, number):
+        found = audit(self, loader, step, number)
+        noted.append((step, number, found))
+        return found
+
+    monkeypatch.setattr(AutoRefresh, "audit", note)
+    return noted
+
+
+# --- when and how large -----------------------------------------------------------------------------------
+
+
+def test_trying_out_what_scoring_costs_does_not_put_off_the_next_look():
+    auto, (model, optimizer, loader), now = build_timed()
+
+    def trial(scorer, data):
+        now[0] += 1000.0
+        return 0.01
+
+    auto._time_once = trial
+    train(model, optimizer, loader, 20)
+    auto._scoring_seconds.clear()  # the second look, at step 24, has to try again
+    train(model, optimizer, loader, 30)
+    assert now[0] > 2000
+    assert loader.diagnosis().step == 36  # the third look: steps 16, 24, 36
+
+
+def test_what_is_done_for_the_first_time_does_not_put_off_the_next_look():
+    auto, (model, optimizer, loader), now = build_timed()
+    scores_of = auto._scores_of
+
+    def slow_at_first(*args):
+        now[0] += 1000.0 if loader.num_steps < 16 else 0.0
+        return scores_of(*args)
+
+    auto._scores_of = slow_at_first
+    train(model, optimizer, loader, 24)
+    assert now[0] > 1000
+    assert loader.diagnosis().step == 24
+
+
+@pytest.mark.parametrize("rare", [False, True], ids=["nothing to win", "much to win"])
+def test_looks_are_as_large_as_their_share_of_the_time_allows(looks, rare):
+    """2 % of the steps until the next one, a quarter of 20 % where all is to be won, at 3 · 0.01 s an example."""
+    auto = AutoRefresh(num_audited=4, costs=Costs(step=1.0, example=0.01))
+    model, optimizer, loader = build(auto, rare)
+    train(model, optimizer, loader, 400)
+    assert looks[0][:2] == (16, 4)
+    promises = [0.0, *(1 - found.noise.steps_factor(min(1.0, found.fresh)) for *_, found in looks)]
+    assert (promises[-1] > 0.5) == rare
+    for (step, number, _), promise in zip(looks[1:], promises[1:], strict=False):
+        share = 0.02 * max(1.0, 10 * promise / 4)
+        assert number == pytest.approx(min(400, share * (step // 2) / 0.03), abs=2)
+    assert looks[-1][1] > 80
+
+
+@pytest.mark.parametrize(("largest", "expected"), [(4096, [4, 32, 256, 400, 400]), (100, [4, 32, 100, 100, 100])])
+def test_looks_grow_by_eight_and_up_to_a_limit_where_they_cost_next_to_nothing(looks, monkeypatch, largest, expected):
+    monkeypatch.setattr(auto_module, "_LARGEST_AUDIT", largest)
+    model, optimizer, loader = build(AutoRefresh(num_audited=4, costs=Costs(step=1.0, example=1e-6)))
+    train(model, optimizer, loader, 100)
+    assert [number for _, number, _ in looks[:5]] == expected
+
+
+@pytest.mark.parametrize("rare", [False, True], ids=["nothing to win", "much to win"])
+def test_dear_looks_are_put_off_the_less_the_more_is_to_be_won(rare):
+    """64 examples at 3 · 0.1 s take 19.2 s: 2 % of 960 steps, and up to ten times as much of fewer."""
+    auto = AutoRefresh(num_audited=64, costs=Costs(step=1.0, example=0.1))
+    model, optimizer, loader = build(auto, rare)
+    train(model, optimizer, loader, 17)
+    found = loader.diagnosis()
+    promise = 1 - Noise(found.noise_scale, BATCH_SIZE).steps_factor(min(1.0, found.noise_left_fresh))
+    assert (promise > 0.3) == rare
+    put_off = int(19.2 / (0.02 * 10 * promise)) if rare else 960
+    assert auto.num_quiet_steps() == 16 + put_off - 18  # of step 18, whose draw comes next, and those up to the look
+
+
+# --- what is measured -------------------------------------------------------------------------------------
+
+
+def test_noise_that_is_no_number_is_not_remembered(monkeypatch):
+    found = iter([(10.0, 1.0), (math.inf, math.inf), (math.inf, 1.0), (1.0, math.nan), (0.0, 1.0)])
+    monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: next(found))
+    auto = AutoRefresh(costs=DEAR)
+    loader = build(auto)[2]
+    scales = [auto.audit(loader, step, 64).noise.scale for step in range(1, 6)]
+    assert math.isfinite(scales[0])
+    assert scales == [scales[0]] * 5
+
+
+@pytest.mark.parametrize(("chunk_size", "num_chunks"), [(1024, 1), (100, 4)])
+def test_what_all_scores_cost_is_reckoned_from_a_few(monkeypatch, chunk_size, num_chunks):
+    """A chunk takes 5 s and 0.5 s an example. Tried are 8 and 64 examples, which takes longer than 8 steps."""
+    monkeypatch.setattr(trials, "_SMALLEST", 8)
+    options = {"options": {"num_audited": 64}, "scoring_chunk_size": chunk_size}
+    _, (model, optimizer, loader), now = build_timed(rare=False, **options)
+    score, sizes = dasgrad.ExampleScorer.__call__, []
+
+    def take_time(self, data):
+        now[0] += 5 + 0.5 * len(data[0])
+        sizes.append(len(data[0]))
+        return score(self, data)
+
+    monkeypatch.setattr(dasgrad.ExampleScorer, "__call__", take_time)
+    train(model, optimizer, loader, 17)
+    assert sizes[:3] == [8, 8, 64]
+    assert loader.diagnosis().scoring_seconds == pytest.approx(num_chunks * 5 + 0.5 * NUM_EXAMPLES)
+
+
+def test_a_refresh_shows_what_scoring_costs(monkeypatch):
+    _, (model, optimizer, loader), now = build_timed()
+    score_dataset = dasgrad.ExampleScorer.score_dataset
+
+    def take_time(self, *args, **options):
+        now[0] += 7.0
+        return score_dataset(self, *args, **options)
+
+    monkeypatch.setattr(dasgrad.ExampleScorer, "score_dataset", take_time)
+    train(model, optimizer, loader, 17)
+    assert loader.diagnosis().decision == "refresh"
+    assert loader.diagnosis().scoring_seconds == 7.0
+
+
+def test_looks_of_whole_chunks_keep_up_with_what_scoring_costs(monkeypatch):
+    """An example takes half a millisecond, and a whole one from the second look on."""
+    _, (model, optimizer, loader), now = build_timed(rare=False, options={"num_audited": 64}, scoring_chunk_size=64)
+    score = dasgrad.ExampleScorer.__call__
+
+    def take_time(self, data):
+        now[0] += (0.0005 if loader.num_steps < 16 else 0.001) * len(data[0])
+        return score(self, data)
+
+    monkeypatch.setattr(dasgrad.ExampleScorer, "__call__", take_time)
+    train(model, optimizer, loader, 17)
+    assert loader.diagnosis().scoring_seconds == pytest.approx(0.0005 * NUM_EXAMPLES)
+    train(model, optimizer, loader, 8)
+    assert loader.diagnosis().step == 24
+    assert loader.diagnosis().scoring_seconds == pytest.approx(0.001 * NUM_EXAMPLES)
+
+
+def test_scores_are_expected_to_age_as_they_did_since_the_last_look(looks):
+    """Of what fresh scores win, 15 % a look until it was measured; the mean until the next one is half the way."""
+    model, optimizer, loader = build(AutoRefresh(worth=1.0, costs=CHEAP))
+    train(model, optimizer, loader, 17)
+    first = looks[0][2]
+    assert loader.diagnosis().decision == "refresh"
+    assert loader.diagnosis().noise_left == pytest.approx(first.fresh + 0.15 * (1 - first.fresh) / 2)
+    with torch.no_grad():
+        model.weight.fill_(3.0)  # with which other examples are far off
+    train(model, optimizer, loader, 8)
+    second, found = looks[1][2], loader.diagnosis()
+    assert found.step == 24
+    lost = (second.now - first.fresh) / (1 - first.fresh)  # after what was seen was averaged with the 15 %
+    assert 0.05 < lost < 0.95
+    left = second.now if found.decision == "keep" else second.fresh
+    assert found.noise_left == pytest.approx(left + lost * (1 - left) / 2)
+
+
+# --- where all are scored in the time of a look -----------------------------------------------------------
+
+
+@pytest.fixture
+def flat(monkeypatch):
+    """A run by a clock on which scoring takes so many seconds, however many examples there are."""
+
+    def start(seconds, rare=True, **options):
+        auto, parts, now = build_timed(rare, **options)
+        for name in ("__call__", "score_dataset"):
+            function = getattr(dasgrad.ExampleScorer, name)
+
+            def take_time(self, *args, function=function, **rest):
+                now[0] += seconds
+                return function(self, *args, **rest)
+
+            monkeypatch.setattr(dasgrad.ExampleScorer, name, take_time)
+        return auto, *parts
+
+    return start
+
+
+def test_where_all_are_scored_in_the_time_of_a_look_a_look_scores_all(flat, looks):
+    auto, model, optimizer, loader = flat(0.5)
+    train(model, optimizer, loader, 17)
+    found = loader.diagnosis()
+    assert not looks
+    assert (found.step, found.decision, found.scoring_seconds) == (16, "refresh", 0.5)
+    scores, weights = loader.sampler.scores, loader.sampler.weights
+    left = float((weights * scores.square()).mean() / scores.square().mean())
+    noise = Noise(USUAL_NOISE * BATCH_SIZE, BATCH_SIZE)
+    assert found.noise_left_fresh == pytest.approx(noise.of_second_moment(left))
+    aged = found.noise_left_fresh + 0.15 * (1 - found.noise_left_fresh) / 2
+    assert found.noise_left == pytest.approx(aged)
+    assert found.time_factor == pytest.approx((1 + 0.5 / 16) * noise.steps_factor(aged))
+    assert auto.num_quiet_steps() == 24 - 18  # scores that pay are made anew as planned
+    train(model, optimizer, loader, 8)
+    assert (loader.diagnosis().step, loader.diagnosis().decision) == (24, "refresh")
+
+
+def test_scores_of_all_show_how_those_before_have_aged(flat):
+    auto, model, optimizer, loader = flat(0.5)
+    train(model, optimizer, loader, 17)
+    before, fresh = loader.sampler.weights, loader.diagnosis().noise_left_fresh
+    with torch.no_grad():
+        model.weight.fill_(3.0)
+    train(model, optimizer, loader, 8)
+    scores = loader.sampler.scores
+    noise = Noise(loader.diagnosis().noise_scale, BATCH_SIZE)
+    expected = AgingBelief()
+    expected.observe(fresh, noise.of_second_moment(second_moment_left(scores, before)), effective_number(scores))
+    assert auto.state_dict()["beliefs"]["aging"]["share"] == pytest.approx(expected.share)
+    assert expected.share > 0.17
+
+
+def test_scores_of_all_that_win_nothing_are_forgotten_for_fifty_times_their_time(flat):
+    auto, model, optimizer, loader = flat(0.5, rare=False)
+    train(model, optimizer, loader, 17)
+    assert (loader.diagnosis().step, loader.diagnosis().decision) == (16, "off")
+    assert not loader.sampler.refreshed
+    assert auto.num_quiet_steps() == 16 + 25 + 1 - 18
+
+
+def test_scores_of_all_that_are_too_dear_yet_come_again_when_they_would_pay(flat):
+    auto, model, optimizer, loader = flat(100.0)
+    train(model, optimizer, loader, 17)
+    found = loader.diagnosis()
+    assert (found.step, found.decision) == (16, "off")
+    assert not loader.sampler.refreshed
+    left = found.noise_left_fresh + 0.15 * (1 - found.noise_left_fresh) / 2
+    factor = Noise(found.noise_scale, BATCH_SIZE).steps_factor(left)
+    step = auto.num_quiet_steps() + 18
+    assert (1 + 100.0 / step) * factor <= 0.8 < (1 + 100.0 / (step - 2)) * factor
+
+
+# --- what is chosen ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("factor", "decision", "age"), [(0.515, "keep", 8), (0.525, "refresh", 0)])
+def test_scores_are_kept_where_fresh_ones_are_hardly_better(monkeypatch, factor, decision, age):
+    auto = AutoRefresh(costs=CHEAP)
+    model, optimizer, loader = build(auto)
+    options = [Option("off", 1.0, 1.0, 1.0), Option("refresh", 0.5, 0.5, 0.5, loader.scorer)]
+    monkeypatch.setattr(auto, "_options", lambda *args: options)
+    train(model, optimizer, loader, 17)
+    assert loader.diagnosis().decision == "refresh"
+    options.append(Option("keep", factor, 0.5, 0.5))
+    train(model, optimizer, loader, 8)
+    found = loader.diagnosis()
+    assert (found.step, found.decision, found.staleness) == (24, decision, age)
+
+
+@pytest.fixture
+def look_at(monkeypatch):
+    """What is found at step 16 where scores take so long, by name; the last layer's take too long to be chosen."""
+
+    def look(change=None, score="gradient", **seconds):
+        auto, (model, optimizer, loader), _ = build_timed(options={"worth": 1.0}, score=score)
+        monkeypatch.setattr(auto, "seconds_of", lambda name, loader: {"last_layer": 1e9, **seconds}[name])
+        if change is not None:
+            scores_of = auto._scores_of
+            monkeypatch.setattr(auto, "_scores_of", lambda *args: change(args[1].score, *scores_of(*args)))
+        train(model, optimizer, loader, 17)
+        return loader.diagnosis()
+
+    return look
+
+
+@pytest.mark.parametrize(("share", "score"), [(0.96, "gradient"), (0.94, "loss")])
+def test_a_cheaper_score_must_be_clearly_better_than_the_exact_one(look_at, share, score):
+    """Exact scores take 8 s, half as long as the steps until the look after the next; the loss such a share of all."""
+    exact, free = look_at(gradient=8.0, loss=1e9), look_at(gradient=8.0, loss=0.0)
+    assert (exact.score, free.score) == ("gradient", "loss")
+    seconds = 16 * (share * exact.time_factor / free.time_factor - 1)
+    assert 0 < seconds < 8
+    found = look_at(gradient=8.0, loss=seconds)
+    assert found.score == score
+    assert found.time_factor == pytest.approx(exact.time_factor * (1 if score == "gradient" else share))
+
+
+@pytest.mark.parametrize("problem", ["negative", "not finite", "not there"])
+def test_a_cheaper_score_that_draws_cannot_follow_is_left_out(look_at, problem):
+    def change(name, scores, seconds):
+        if name == "loss":
+            if problem == "not there":
+                raise ValueError("this model has no such score")
+            scores[0] = -1.0 if problem == "negative" else math.nan
+        return scores, seconds
+
+    assert look_at(change, gradient=8.0, loss=0.0).score == "gradient"
+
+
+def test_nothing_takes_the_place_of_a_score_that_is_cheap_already(look_at):
+    assert look_at(score="loss", loss=8.0, last_layer=0.0).score == "loss"
+    assert look_at(gradient=8.0, loss=1e9, last_layer=0.0).score == "last_layer"

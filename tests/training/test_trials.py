@@ -1,0 +1,56 @@
+"""What scoring takes, told from a few chunks that grow."""
+
+import pytest
+
+from dasgrad.training.trials import Trial, try_out
+
+
+def note(seconds_of):
+    sizes = []
+
+    def time_scores(size):
+        sizes.append(size)
+        return seconds_of(size)
+
+    return sizes, time_scores
+
+
+def test_both_parts_are_told_apart():
+    sizes, time_scores = note(lambda size: 3.0 + 0.25 * size)
+    found = try_out(time_scores, 10_000, step_seconds=1.0)
+    assert sizes == [64, 64, 512]
+    assert (found.once, found.each) == pytest.approx((3.0, 0.25))
+    assert found.seconds(1000, 300) == pytest.approx(4 * 3.0 + 250)
+
+
+def test_trials_stay_short_where_they_can_and_large_enough_to_see():
+    sizes, time_scores = note(lambda size: 1e-3 * size)
+    try_out(time_scores, 10_000, step_seconds=1.0)
+    assert sizes == [64, 64, 512, 4096]
+    sizes, time_scores = note(lambda size: 1e-3 * size)
+    try_out(time_scores, 700, step_seconds=1.0)
+    assert sizes == [64, 64, 512, 700]
+
+
+def test_trials_grow_as_long_as_they_take_hardly_longer():
+    """As on a GPU: a call takes as long as 50 steps, and 10,000 examples hardly more than one."""
+    sizes, time_scores = note(lambda size: 50.0 + 1e-4 * size)
+    found = try_out(time_scores, 60_000, step_seconds=1.0)
+    assert sizes == [64, 64, 512, 4096, 32_768, 60_000]
+    assert found.seconds(60_000, 60_000) == pytest.approx(56.0)
+
+
+def test_an_example_is_never_free():
+    _, time_scores = note(lambda size: 50.0 - 1e-4 * size)
+    assert try_out(time_scores, 1000, step_seconds=1.0).each > 0
+
+
+def test_a_clock_that_runs_backwards_does_no_harm():
+    _, time_scores = note(lambda size: -1.0)
+    assert try_out(time_scores, 1000, step_seconds=1.0) == Trial(0.0, 0.0)
+
+
+def test_one_example():
+    sizes, time_scores = note(lambda size: 2.0)
+    assert try_out(time_scores, 1, step_seconds=1.0).seconds(1, 1) == pytest.approx(2.0)
+    assert sizes == [1, 1]
