@@ -32,6 +32,9 @@ void dasgrad_lengths32(const double*, const float*, double, int64_t, float*);
 void dasgrad_lengths64(const double*, const double*, double, int64_t, double*);
 void dasgrad_frozen_layer32(const void*, const void*);
 void dasgrad_frozen_layer64(const void*, const void*);
+int64_t dasgrad_has_sums_of_products();
+void dasgrad_sums_of_products32(const void*);
+void dasgrad_sums_of_products64(const void*);
 void dasgrad_inverse_metric32(const float*, int64_t, double, double, double, float*);
 void dasgrad_inverse_metric64(const double*, int64_t, double, double, double, double*);
 void dasgrad_linear_with_squares16(const uint16_t*, int64_t, int64_t, int64_t, const float* const*, float* const*);
@@ -130,6 +133,47 @@ void check_layer(Layer measure, const std::vector<Real>& left, const std::vector
   else
     dasgrad_lengths64(totals.data(), weights.data(), 0.25, examples, lengths.data());
   for (int64_t i = 0; i < examples; ++i) check(lengths[i], std::sqrt(totals[i]) / (0.25 * weights[i]), tolerance);
+}
+
+// As in measures.cpp.
+template <typename Real>
+struct Products {
+  const Real *left, *right, *quadratic, *cross;
+  double* totals;
+  int64_t num_examples, num_positions, num_rows, num_columns;
+  int64_t left_example, left_position, right_example, right_position;
+};
+
+template <typename Real, typename Sums>
+int64_t run_products(Sums measure, double tolerance) {
+  int64_t num_cases = 0;
+  if (!dasgrad_has_sums_of_products()) return num_cases;
+  for (int64_t examples : {0, 1, 3})
+    for (int64_t positions : {0, 1, 5})
+      for (int64_t rows : {1, 2, 3, 4, 5, 6, 13})
+        for (int64_t columns : {16, 32, 48, 64, 112})
+          for (int options = 0; options < 3; ++options) {
+            const auto left = numbers<Real>(examples * positions * rows, -1, 1);
+            const auto right = numbers<Real>(examples * positions * columns, -1, 1);
+            const auto quadratic = numbers<Real>(rows * columns, 0, 1), cross = numbers<Real>(rows * columns, -1, 1);
+            std::vector<double> totals(examples);
+            const Products<Real> products = {left.data(), right.data(), options > 0 ? quadratic.data() : nullptr,
+                                             options > 1 ? cross.data() : nullptr, totals.data(), examples, positions,
+                                             rows, columns, positions * rows, rows, positions * columns, columns};
+            measure(&products);
+            for (int64_t i = 0; i < examples; ++i) {
+              double expected = 0;
+              for (int64_t at = 0; at < rows * columns; ++at) {
+                double g = 0;
+                for (int64_t t = i * positions; t < (i + 1) * positions; ++t)
+                  g += double(left[t * rows + at / columns]) * right[t * columns + at % columns];
+                expected += (options > 0 ? quadratic[at] : 1.0) * g * g + (options > 1 ? cross[at] * g : 0.0);
+              }
+              check(totals[i], expected, tolerance);
+            }
+            ++num_cases;
+          }
+  return num_cases;
 }
 
 template <typename Real, typename Dense, typename OuterProducts, typename Quadratic, typename Linear, typename Inverse,
@@ -272,5 +316,8 @@ int main() {
                                     dasgrad_polynomial64, 1e-12);
   const int64_t sparse32 = run_sparse<float>(dasgrad_own_sparse32, dasgrad_quadratic_sparse32, 2e-4);
   const int64_t sparse64 = run_sparse<double>(dasgrad_own_sparse64, dasgrad_quadratic_sparse64, 1e-12);
-  std::printf("ok %lld\n", static_cast<long long>(num32 + num64 + sparse32 + sparse64));
+  const int64_t products32 = run_products<float>(dasgrad_sums_of_products32, 2e-4);
+  const int64_t products64 = run_products<double>(dasgrad_sums_of_products64, 1e-12);
+  const int64_t num_cases = num32 + num64 + sparse32 + sparse64 + products32 + products64;
+  std::printf("ok %lld\n", static_cast<long long>(num_cases));
 }

@@ -109,3 +109,40 @@ def test_a_frozen_layer_is_measured_at_once(shape, num_threads, dtype, with_bias
         before,
     )
     torch.testing.assert_close(found, wanted.sum(1) + before, rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("shape", [(5, 3, 7, 112), (3, 4, 12, 64), (2, 1, 1, 16), (4, 0, 5, 32), (0, 2, 3, 16)])
+@pytest.mark.parametrize("terms", [0, 1, 2])
+def test_sums_of_products_are_measured_without_being_formed(shape, num_threads, dtype, terms, monkeypatch):
+    num_examples, num_positions, num_rows, num_columns = shape
+    if not native.sums_whole_vectors(torch.zeros(0, dtype=dtype), num_columns):
+        pytest.skip("needs the compiled core and its widest vectors")
+    monkeypatch.setattr(native, "_worthwhile_threads", lambda entries: num_threads)
+    generator = torch.Generator().manual_seed(0)
+    left, right, quadratic, cross = (
+        torch.randn(size, generator=generator, dtype=torch.float64)
+        for size in (
+            (num_positions, num_examples, num_rows),
+            (num_examples, num_positions, num_columns),
+            (num_rows, num_columns),
+            (num_rows, num_columns),
+        )
+    )
+    left, quadratic = left.transpose(0, 1), quadratic.square() if terms else torch.ones_like(quadratic)
+    gradients = left.transpose(1, 2) @ right
+    wanted = (quadratic * gradients.square()).sum((1, 2))
+    scale = wanted.max() if num_examples else 0.0
+    if terms == 2:
+        wanted += (cross * gradients).sum((1, 2))
+    given = [part.to(dtype) if k < terms else None for k, part in enumerate((quadratic, cross))]
+    found = native.sums_of_products(left.to(dtype), right.to(dtype), *given)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance * float(scale))
+
+
+@needs_native
+def test_columns_that_fill_no_vector_are_left_to_matrix_products():
+    assert not native.sums_whole_vectors(torch.zeros(0), 17)
+    assert not native.sums_whole_vectors(torch.zeros(0, dtype=torch.bfloat16), 64)

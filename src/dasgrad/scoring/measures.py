@@ -64,6 +64,10 @@ class Measure(ABC):
         """`of_entries` for g = left rightᵀ, ``[b, o], [b, k] -> [b]``, without forming it."""
         raise TypeError(f"{type(self).__name__} takes no outer products: ask `takes_outer_products` first.")
 
+    def of_sums_of_products(self, left_B: Tensor, right_B: Tensor) -> Tensor | None:
+        """The same for g = Σ_t left rightᵀ, ``[b, T, o], [b, T, k] -> [b]``; None where it must be formed."""
+        return None
+
     def of_sparse_products(self, form: SparseOuter) -> Tensor | None:
         """The same for g = left rightᵀ with a sparse right; None where it must be gone through entry by entry."""
         return None
@@ -127,6 +131,10 @@ class Measure(ABC):
             blocks = self._blocks(num_examples, self.shape.numel())
             factors = (_factors(form, rows) for rows in blocks)
             return [self._of_sums(left.unsqueeze(1), right.unsqueeze(1), form) for left, right in factors]
+        if not form.transposed and form.num_groups == 1:
+            share = self.of_sums_of_products(*_factors(form, slice(0, num_examples)))
+            if share is not None:
+                return [share]
         positions = first.shape[2 if form.transposed else 1]
         elements = self.shape.numel() + positions * (self.shape[0] + width * form.num_groups)
         elements = -(-elements // _MORE_FOR_SUMS)
@@ -260,6 +268,11 @@ class QuadraticMeasure(Measure):
         squares = torch.mul(large, large, out=self.workspace.take("squares", tuple(large.shape), large))
         product = torch.mm(squares, matrix, out=self.workspace.take("products", tuple(small.shape), small))
         return _precise(product).mul_(_precise(small).square()).sum(1)
+
+    def of_sums_of_products(self, left_B: Tensor, right_B: Tensor) -> Tensor | None:
+        if not native.sums_whole_vectors(left_B, right_B.shape[2]):
+            return None
+        return native.sums_of_products(left_B, right_B, self._quadratic, self._cross)
 
     def of_sparse_products(self, form: SparseOuter) -> Tensor | None:
         left = _precise(form.left)

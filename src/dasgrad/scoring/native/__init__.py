@@ -41,6 +41,17 @@ class _FrozenLayer(ctypes.Structure):
     )
 
 
+class _Products(ctypes.Structure):
+    """As in measures.cpp."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("left", "right", "quadratic", "cross", "totals")),
+        *((name, _INTEGER) for name in ("num_examples", "num_positions", "num_rows", "num_columns")),
+        *((f"{side}_{step}", _INTEGER) for side in ("left", "right") for step in ("example", "position")),
+    )
+
+
+_PRODUCTS = (None, [ctypes.POINTER(_Products)])
 _LAYER = (None, [ctypes.POINTER(_FrozenLayer), ctypes.POINTER(threads.Threads)])
 _LENGTHS = (None, [_POINTER, _POINTER, ctypes.c_double, _INTEGER, _POINTER])
 _library = shared_library.load(
@@ -49,6 +60,7 @@ _library = shared_library.load(
     {
         "dasgrad_frozen_layer32": _LAYER,
         "dasgrad_frozen_layer64": _LAYER,
+        "dasgrad_has_sums_of_products": (_INTEGER, []),
         "dasgrad_inverse_metric32": _INVERSE,
         "dasgrad_inverse_metric64": _INVERSE,
         "dasgrad_lengths32": _LENGTHS,
@@ -60,6 +72,8 @@ _library = shared_library.load(
         "dasgrad_polynomial64": _DENSE,
         "dasgrad_quadratic32": _QUADRATIC,
         "dasgrad_quadratic64": _QUADRATIC,
+        "dasgrad_sums_of_products32": _PRODUCTS,
+        "dasgrad_sums_of_products64": _PRODUCTS,
         "dasgrad_own_dense32": _DENSE,
         "dasgrad_own_dense64": _DENSE,
         "dasgrad_own_outer32": _OUTER,
@@ -130,6 +144,38 @@ def polynomial_entries(gradients_B: Tensor, quadratic: Tensor | None, cross: Ten
         function(start(first), last - first, size, *pointers, totals(first))
 
     return _in_threads(part, len(gradients), size)
+
+
+_has_sums_of_products = _library is not None and bool(_library.dasgrad_has_sums_of_products())
+_BYTES_OF_VECTOR = 64
+
+
+def sums_whole_vectors(like: Tensor, num_columns: int) -> bool:
+    """Whether `sums_of_products` is there for factors of this device and type, and so many columns."""
+    return _has_sums_of_products and supports(like) and num_columns * like.element_size() % _BYTES_OF_VECTOR == 0
+
+
+def sums_of_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor | None, cross: Tensor | None) -> Tensor:
+    """``[b, T, o], [b, T, k], [o, k], [o, k] -> [b]`` float64: `polynomial_entries` of g = leftᵀright, never formed."""
+    left, right = (part if part.stride(2) == 1 else part.contiguous() for part in (left_B, right_B))
+    num_examples, num_positions, num_rows = left.shape
+    num_columns = right.shape[2]
+    terms = [None if part is None else part.to(left.dtype).contiguous() for part in (quadratic, cross)]
+    assert left.dtype == right.dtype
+    assert right.shape[:2] == left.shape[:2]
+    assert all(part is None or (part.is_cpu and part.numel() == num_rows * num_columns) for part in terms)
+    assert quadratic is not None or cross is None
+    function = getattr(_library, f"dasgrad_sums_of_products{_BITS[left.dtype]}")
+    starts = _rows(left), _rows(right)
+    pointers = [None if part is None else part.data_ptr() for part in terms]
+    steps = *left.stride()[:2], *right.stride()[:2]
+
+    def part(first: int, last: int, totals: Rows) -> None:
+        factors = (start(first) for start in starts)
+        sizes = last - first, num_positions, num_rows, num_columns
+        function(_Products(*factors, *pointers, totals(first), *sizes, *steps))
+
+    return _in_threads(part, num_examples, num_positions * num_rows * num_columns // 8)
 
 
 def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor) -> Tensor:

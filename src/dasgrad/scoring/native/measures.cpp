@@ -16,6 +16,9 @@
 //
 // `polynomial`: the metric is frozen and gradients are there, sum_k Q_k g_k^2 + C_k g_k in one reading.
 //
+// `sums_of_products`: the same where the gradient is a sum of outer products over positions, left^T right, which is
+// formed a few registers at a time and never written to memory. For machines with registers enough.
+//
 // `linear_with_squares`: a layer of few outputs on the data themselves. Its output x W^T + bias, x^2 Q^T and, with
 // momentum, x C^T, which is all that a frozen metric will need of x, in one reading of x. Here x may be in bfloat16,
 // with everything else in float.
@@ -45,6 +48,13 @@
 #define DASGRAD_CLONES __attribute__((target_clones("avx512f", "arch=haswell", "default")))
 #else
 #define DASGRAD_CLONES
+#endif
+#if defined(__x86_64__) && defined(__GNUC__)
+#define DASGRAD_WIDE __attribute__((target("avx512f")))
+#define DASGRAD_HAS_WIDE __builtin_cpu_supports("avx512f")
+#else
+#define DASGRAD_WIDE
+#define DASGRAD_HAS_WIDE 0
 #endif
 #if defined(__GNUC__)
 #define DASGRAD_INLINE inline __attribute__((always_inline))
@@ -448,6 +458,89 @@ DASGRAD_INLINE void multiply_and_square(const In* x, int64_t num_examples, const
   }
 }
 
+// Per-example gradients as sums over positions, left [B, T, rows], right [B, T, columns]; steps between examples and
+// between positions are in numbers. The columns are a multiple of a vector's.
+template <typename Real>
+struct Products {
+  const Real *left, *right;
+  const Real *quadratic, *cross;  // [rows, columns]; null: 1 everywhere, 0 everywhere
+  double* totals;                 // [B]
+  int64_t num_examples, num_positions, num_rows, num_columns;
+  int64_t left_example, left_position, right_example, right_position;
+};
+
+// A block of kRows rows and kVectors vectors of one example's gradient, in registers, measured.
+template <int kRows, int kVectors, typename Real>
+DASGRAD_INLINE double measure_block(const Products<Real>& p, const Real* left, const Real* right, int64_t at) {
+  constexpr int kSize = Lanes<Real>::kSize;
+  Lanes<Real> sums[kRows][kVectors], values[kVectors], total, entries;
+  for (int row = 0; row < kRows; ++row)
+    for (int v = 0; v < kVectors; ++v) sums[row][v].clear();
+  for (int64_t t = 0; t < p.num_positions; ++t) {
+    const Real* scales = left + t * p.left_position;
+    for (int v = 0; v < kVectors; ++v) values[v].load(right + t * p.right_position + v * kSize);
+    for (int row = 0; row < kRows; ++row)
+      for (int v = 0; v < kVectors; ++v) sums[row][v].add_product(scales[row], values[v]);
+  }
+  total.clear();
+  for (int row = 0; row < kRows; ++row)
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t place = at + row * p.num_columns + v * kSize;
+      entries = sums[row][v];
+      if (p.quadratic) {
+        values[0].load(p.quadratic + place);
+        entries.clear();
+        if (p.cross) entries.load(p.cross + place);
+        entries.add_product(sums[row][v], values[0]);
+      }
+      total.add_product(sums[row][v], entries);
+    }
+  return total.sum();
+}
+
+constexpr int kBlockRows = 6, kBlockVectors = 4;  // so many products of registers at once
+
+template <int kVectors, typename Real>
+DASGRAD_INLINE double measure_columns(const Products<Real>& p, const Real* left, const Real* right, int64_t column) {
+  double total = 0;
+  for (int64_t row = 0; row < p.num_rows;) {
+    const Real *rows = left + row, *columns = right + column;
+    const int64_t at = row * p.num_columns + column;
+    switch (p.num_rows - row) {
+      case 1: total += measure_block<1, kVectors>(p, rows, columns, at); break;
+      case 2: total += measure_block<2, kVectors>(p, rows, columns, at); break;
+      case 3: total += measure_block<3, kVectors>(p, rows, columns, at); break;
+      case 4: total += measure_block<4, kVectors>(p, rows, columns, at); break;
+      case 5: total += measure_block<5, kVectors>(p, rows, columns, at); break;
+      default: total += measure_block<kBlockRows, kVectors>(p, rows, columns, at);
+    }
+    row += kBlockRows;
+  }
+  return total;
+}
+
+template <typename Real>
+DASGRAD_INLINE void measure_products(const Products<Real>& p) {
+  constexpr int64_t kSize = Lanes<Real>::kSize;
+  for (int64_t i = 0; i < p.num_examples; ++i) {
+    const Real *left = p.left + i * p.left_example, *right = p.right + i * p.right_example;
+    double total = 0;
+    for (int64_t column = 0; column < p.num_columns; column += kBlockVectors * kSize) {
+      switch ((p.num_columns - column) / kSize) {
+        case 1: total += measure_columns<1>(p, left, right, column); break;
+        case 2: total += measure_columns<2>(p, left, right, column); break;
+        case 3: total += measure_columns<3>(p, left, right, column); break;
+        default: total += measure_columns<kBlockVectors>(p, left, right, column);
+      }
+    }
+    p.totals[i] = total;
+  }
+}
+
+DASGRAD_WIDE void products32(const Products<float>& products) { measure_products(products); }
+
+DASGRAD_WIDE void products64(const Products<double>& products) { measure_products(products); }
+
 template <typename Real>
 DASGRAD_INLINE void invert_metric(const Real* curvature, int64_t size, Real scale, Real eps, Real share, Real* inverse) {
 #pragma omp simd
@@ -661,6 +754,12 @@ DASGRAD_EXPORT void dasgrad_polynomial64(const double* gradients, int64_t num_ex
                                          const double* quadratic, const double* cross, double* totals) {
   polynomial64(gradients, num_examples, size, quadratic, cross, totals);
 }
+
+DASGRAD_EXPORT int64_t dasgrad_has_sums_of_products() { return DASGRAD_HAS_WIDE; }
+
+DASGRAD_EXPORT void dasgrad_sums_of_products32(const Products<float>* products) { products32(*products); }
+
+DASGRAD_EXPORT void dasgrad_sums_of_products64(const Products<double>* products) { products64(*products); }
 
 DASGRAD_EXPORT void dasgrad_quadratic32(const float* left, const float* right, int64_t num_examples,
                                         int64_t num_rows, int64_t num_columns, const float* quadratic,
