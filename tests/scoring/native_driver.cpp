@@ -30,8 +30,8 @@ void dasgrad_quadratic_sparse64(const int64_t*, const int64_t*, const double*, c
                                 const double*, const double*, double*);
 void dasgrad_lengths32(const double*, const float*, double, int64_t, float*);
 void dasgrad_lengths64(const double*, const double*, double, int64_t, double*);
-void dasgrad_frozen_layer32(const void*, const void*);
-void dasgrad_frozen_layer64(const void*, const void*);
+void dasgrad_frozen_layers32(const void*, int64_t, int64_t, float*, double*, double*, const void*);
+void dasgrad_frozen_layers64(const void*, int64_t, int64_t, double*, double*, double*, const void*);
 int64_t dasgrad_has_sums_of_products();
 void dasgrad_sums_of_products32(const void*);
 void dasgrad_sums_of_products64(const void*);
@@ -85,10 +85,7 @@ int rank_of_thread = 0;
 template <typename Real>
 struct FrozenLayer {
   const Real *left, *right, *weight, *bias;
-  Real* inverse;
-  const double* before;
-  double* totals;
-  int64_t num_examples, num_rows, num_columns;
+  int64_t num_rows, num_columns, num_threads;
   double coefficients[2][3];
 };
 struct Threads {
@@ -108,14 +105,14 @@ void check_layer(Layer measure, const std::vector<Real>& left, const std::vector
                  int64_t rows, int64_t columns, const std::vector<Real>& weight, const Real* bias, bool threaded,
                  double tolerance) {
   std::vector<Real> inverse(rows * columns + (bias ? rows : 0));
-  std::vector<double> before(examples, 3.0), totals(examples);
-  const FrozenLayer<Real> layer = {left.data(), right.data(), weight.data(), bias, inverse.data(),
-                                   threaded ? before.data() : nullptr, totals.data(), examples, rows, columns,
+  std::vector<double> own(examples), totals(examples);
+  const FrozenLayer<Real> layer = {left.data(), right.data(), weight.data(), bias, rows, columns, 2,
                                    {{0.5, 1e-3, 2.0}, {0.25, 1e-2, 3.0}}};
-  const Threads threads = {threaded ? on_two_threads : nullptr, [] { return rank_of_thread; }, [] { return 2; }, 2};
-  measure(&layer, &threads);
+  const FrozenLayer<Real> layers[2] = {layer, layer};
+  const Threads threads = {threaded ? on_two_threads : nullptr, [] { return rank_of_thread; }, [] { return 2; }, 1};
+  measure(layers, threaded ? 2 : 1, examples, inverse.data(), own.data(), totals.data(), &threads);
   for (int64_t i = 0; i < examples; ++i) {
-    double expected = threaded ? 3.0 : 0.0;
+    double expected = 0;
     for (int64_t o = 0; o < rows; ++o) {
       const double b = left[i * rows + o];
       if (bias) expected += b * b * 3.0 / (0.25 * std::sqrt(bias[o]) + 1e-2);
@@ -124,7 +121,7 @@ void check_layer(Layer measure, const std::vector<Real>& left, const std::vector
         expected += b * b * x * x * 2.0 / (0.5 * std::sqrt(weight[o * columns + k]) + 1e-3);
       }
     }
-    check(totals[i], expected, tolerance);
+    check(totals[i], threaded ? 2 * expected : expected, tolerance);
   }
   const auto weights = numbers<Real>(examples, 0.5, 2);
   std::vector<Real> lengths(examples);
@@ -226,10 +223,10 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
                     totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], weighted[i], tolerance);
           if constexpr (sizeof(Real) == sizeof(float))
-            check_layer<Real>(dasgrad_frozen_layer32, left, right, examples, rows, columns, floor,
+            check_layer<Real>(dasgrad_frozen_layers32, left, right, examples, rows, columns, floor,
                               options & 1 ? past.data() : nullptr, options & 2, tolerance);
           else
-            check_layer<Real>(dasgrad_frozen_layer64, left, right, examples, rows, columns, floor,
+            check_layer<Real>(dasgrad_frozen_layers64, left, right, examples, rows, columns, floor,
                               options & 1 ? past.data() : nullptr, options & 2, tolerance);
           std::vector<Real> inverted(rows * columns);
           inverse(floor.data(), rows * columns, 0.5, 1e-3, 2.0, inverted.data());

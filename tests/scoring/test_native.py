@@ -83,32 +83,32 @@ def test_an_error_in_a_thread_reaches_the_caller():
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("shape", [(7, 3, 17), (33, 300, 20), (0, 4, 5)])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_a_frozen_layer_is_measured_at_once(shape, num_threads, dtype, with_bias, monkeypatch):
+def test_frozen_layers_are_measured_at_once(shape, num_threads, dtype, with_bias, monkeypatch):
     monkeypatch.setattr(native, "_worthwhile_threads", lambda entries: num_threads)
     num_examples, num_rows, num_columns = shape
     generator = torch.Generator().manual_seed(0)
-    left, right, weight, bias, before = (
+    left, right, weight, bias = (
         torch.rand(size, generator=generator, dtype=torch.float64)
         for size in (
             (num_examples, num_rows),
             (num_examples, num_columns),
             (num_rows, num_columns),
             num_rows,
-            num_examples,
         )
     )
     wanted = left.square() * (right.square() @ (0.5 / (2 * weight.sqrt() + 0.1)).t())
     if with_bias:
         wanted += left.square() * (0.25 / (3 * bias.sqrt() + 0.2))
-    found = native.frozen_layer(
+    layer = (
         left.to(dtype),
         right.to(dtype),
         (weight.to(dtype), (2.0, 0.1, 0.5)),
         (bias.to(dtype), (3.0, 0.2, 0.25)) if with_bias else None,
-        Workspace(),
-        before,
     )
-    torch.testing.assert_close(found, wanted.sum(1) + before, rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=0)
+    for number in (1, 3):
+        found = native.frozen_layers([layer] * number, Workspace())
+        tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+        torch.testing.assert_close(found, number * wanted.sum(1), rtol=tolerance, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

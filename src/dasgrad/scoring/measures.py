@@ -84,6 +84,10 @@ class Measure(ABC):
         """What the core computes Q from, where Q is all; None where it is not so."""
         return None
 
+    def lasts(self) -> bool:
+        """Whether it measures after further steps, too: what it read is a tensor of the optimizer's state, no more."""
+        return False
+
     @property
     def homogeneous(self) -> bool:
         """Whether a gradient c times as long has c² times the share."""
@@ -311,8 +315,19 @@ class FrozenMeasure(QuadraticMeasure):
         super().__init__(view.param.shape, view.param.device, workspace, partial(_inverse, view))
         self._view = view
 
-    def curvature(self) -> native.Curvature | None:
+    @cached_property
+    def _curvature(self) -> native.Curvature | None:
         return read_curvature(self._view, self._view.state)
+
+    def curvature(self) -> native.Curvature | None:
+        return self._curvature
+
+    def lasts(self) -> bool:
+        view, found = self._view, self._curvature
+        if found is None or view.bias_correction or "_quadratic" in self.__dict__:
+            return False
+        state, own = view.state, found[0]
+        return isinstance(view.moments, BuiltinMoments) and any(state.get(key) is own for key in view.moments.keys)
 
 
 class ElementwiseMeasure(Measure):

@@ -4,6 +4,7 @@ Without it the same formulas run in torch operations, in several passes over blo
 """
 
 import ctypes
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,8 @@ _LINEAR = (None, [_POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
 _INVERSE = (None, [_POINTER, _INTEGER, ctypes.c_double, ctypes.c_double, ctypes.c_double, _POINTER])
 
 
-class _FrozenLayer(ctypes.Structure):
-    """As in measures.cpp."""
-
-    _fields_ = (
-        *((name, _POINTER) for name in ("left", "right", "weight", "bias", "inverse", "before", "totals")),
-        *((name, _INTEGER) for name in ("num_examples", "num_rows", "num_columns")),
-        *((f"{name}_of_{part}", ctypes.c_double) for part in ("weight", "bias") for name in ("scale", "eps", "share")),
-    )
+_FROZEN_LAYER = struct.Struct("4P3q6d")
+"""As in measures.cpp; packed, for filling in a structure of ctypes takes as long as the arithmetic of a small layer."""
 
 
 class _Products(ctypes.Structure):
@@ -52,14 +47,17 @@ class _Products(ctypes.Structure):
 
 
 _PRODUCTS = (None, [ctypes.POINTER(_Products)])
-_LAYER = (None, [ctypes.POINTER(_FrozenLayer), ctypes.POINTER(threads.Threads)])
+_LAYERS = (
+    None,
+    [ctypes.c_char_p, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER, ctypes.POINTER(threads.Threads)],
+)
 _LENGTHS = (None, [_POINTER, _POINTER, ctypes.c_double, _INTEGER, _POINTER])
 _library = shared_library.load(
     Path(__file__).parent,
     "measures",
     {
-        "dasgrad_frozen_layer32": _LAYER,
-        "dasgrad_frozen_layer64": _LAYER,
+        "dasgrad_frozen_layers32": _LAYERS,
+        "dasgrad_frozen_layers64": _LAYERS,
         "dasgrad_has_sums_of_products": (_INTEGER, []),
         "dasgrad_inverse_metric32": _INVERSE,
         "dasgrad_inverse_metric64": _INVERSE,
@@ -240,35 +238,44 @@ Curvature = tuple[Tensor, tuple[float, float, float]]
 """A contiguous v, and scale, eps and share of `inverse_metric`."""
 
 
-def frozen_layer(
-    left_B: Tensor,
-    right_B: Tensor,
-    weight: Curvature,
-    bias: Curvature | None,
-    workspace: Workspace,
-    before: Tensor | None = None,
-) -> Tensor:
-    """``[B, o], [B, k] -> [B]`` float64: (left²)ᵀ(Q right² + q), Q and q the inverse metrics of weight and bias.
+FrozenLayer = tuple[Tensor, Tensor, Curvature, Curvature | None]
+"""Gradient at a linear layer's output ``[B, o]``, its input ``[B, k]``, what is known of its weight and of its bias."""
 
-    What other layers added before, ``[B]`` float64, is added to it.
+
+def frozen_layers(layers: Sequence[FrozenLayer], workspace: Workspace) -> Tensor:
+    """``[B]`` float64: Σ over layers of (left²)ᵀ(Q right² + q), Q and q the inverse metrics of weight and bias.
+
+    All must be of one type.
     """
-    left, right, curvature = left_B.contiguous(), right_B.contiguous(), weight[0]
-    num_examples, (num_rows, num_columns) = left.shape[0], curvature.shape
-    assert left.dtype == right.dtype == curvature.dtype
-    assert curvature.is_contiguous()
-    assert left.shape == (num_examples, num_rows)
-    assert right.shape == (num_examples, num_columns)
-    assert bias is None or (bias[0].dtype == left.dtype and bias[0].shape == (num_rows,) and bias[0].is_contiguous())
-    assert before is None or (before.dtype == torch.float64 and before.shape == (num_examples,))
-    inverse = workspace.reserve("inverse metrics", num_rows * (num_columns + 1), curvature)
+    dtype, num_examples = layers[0][0].dtype, layers[0][0].shape[0]
+    largest, packed, held = 0, b"", []
+    for given_left, given_right, (curvature, coefficients), bias in layers:
+        left, right = given_left.contiguous(), given_right.contiguous()
+        held.append((left, right))  # until the call is over
+        num_rows, num_columns = curvature.shape
+        assert left.dtype is right.dtype is curvature.dtype is dtype
+        assert curvature.is_contiguous()
+        assert left.shape == (num_examples, num_rows)
+        assert right.shape == (num_examples, num_columns)
+        of_bias, of_bias_coefficients = 0, coefficients
+        if bias is not None:
+            of_bias, of_bias_coefficients = bias[0].data_ptr(), bias[1]
+            assert bias[0].dtype is dtype
+            assert bias[0].shape == (num_rows,)
+            assert bias[0].is_contiguous()
+        size = num_rows * num_columns
+        largest = max(largest, size + num_rows)
+        num_threads = _worthwhile_threads(num_examples * size * 2)
+        packed += _FROZEN_LAYER.pack(
+            left.data_ptr(), right.data_ptr(), curvature.data_ptr(), of_bias, num_rows, num_columns, num_threads,
+            *coefficients, *of_bias_coefficients,
+        )  # fmt: skip
+    inverse = workspace.reserve("inverse metrics", largest, curvature)
     totals = torch.empty(num_examples, dtype=torch.float64)
-    layer = _FrozenLayer(
-        left.data_ptr(), right.data_ptr(), curvature.data_ptr(), None if bias is None else bias[0].data_ptr(),
-        inverse.data_ptr(), None if before is None else before.data_ptr(), totals.data_ptr(), num_examples, num_rows,
-        num_columns, *weight[1], *(bias or weight)[1],
-    )  # fmt: skip
-    function = getattr(_library, f"dasgrad_frozen_layer{_BITS[left.dtype]}")
-    function(layer, threads.of_torch(_worthwhile_threads(num_examples * num_rows * num_columns // 8)))
+    own = workspace.reserve("sums of a layer", num_examples, totals)
+    function = getattr(_library, f"dasgrad_frozen_layers{_BITS[dtype]}")
+    pointers = inverse.data_ptr(), own.data_ptr(), totals.data_ptr()
+    function(packed, len(layers), num_examples, *pointers, threads.of_torch(1))
     return totals
 
 

@@ -25,8 +25,9 @@
 //
 // `inverse_metric`: share / (scale sqrt(v) + eps), the metric's inverse, in one pass.
 //
-// `frozen_layer`: both of these for a layer's weight and bias in one call, from v to what the layer adds to each example,
-// for training steps so small that calls take longer than their arithmetic. It is given the caller's threads.
+// `frozen_layers`: both of these for weights and biases of several layers in one call, from v to the sum of what they add
+// to each example, for training steps so small that calls take longer than their arithmetic. It is given the caller's
+// threads.
 //
 // `lengths`: from the layers' sums to scores, sqrt(total) / (scale weight).
 //
@@ -642,27 +643,35 @@ template <typename Real>
 struct FrozenLayer {
   const Real *left, *right;    // [num_examples, num_rows], [num_examples, num_columns]
   const Real *weight, *bias;   // v of each; bias null: none is scored
-  Real* inverse;               // room for both metrics
-  const double* before;        // [num_examples], what other layers added; null: nothing
-  double* totals;              // [num_examples]
-  int64_t num_examples, num_rows, num_columns;
+  int64_t num_rows, num_columns;
+  int64_t num_threads;
   double coefficients[2][3];   // scale, eps and share of weight and bias
 };
 
+constexpr int64_t kFewEntries = 1 << 15;  // that a thread inverts in less time than it takes to start another
+
+// `inverse`: room for both metrics of each layer; `own`: [num_examples], for what one layer adds.
 template <typename Real>
-void measure_layer(const FrozenLayer<Real>& layer, const Threads& threads) {
-  const int64_t size = layer.num_rows * layer.num_columns;
-  Real* bias = layer.bias ? layer.inverse + size : nullptr;
-  if (bias) invert(layer.bias, layer.num_rows, layer.coefficients[1], bias);
-  share_out(threads, size, [&](int64_t first, int64_t last) {
-    invert(layer.weight + first, last - first, layer.coefficients[0], layer.inverse + first);
-  });
-  share_out(threads, layer.num_examples, [&](int64_t first, int64_t last) {
-    quadratic(layer.left + first * layer.num_rows, layer.right + first * layer.num_columns, last - first,
-              layer.num_rows, layer.num_columns, layer.inverse, bias, layer.totals + first);
-    if (layer.before)
-      for (int64_t i = first; i < last; ++i) layer.totals[i] += layer.before[i];
-  });
+void measure_layers(const FrozenLayer<Real>* layers, int64_t num_layers, int64_t num_examples, Real* inverse,
+                    double* own, double* totals, Threads threads) {
+  for (int64_t k = 0; k < num_layers; ++k) {
+    const FrozenLayer<Real>& layer = layers[k];
+    const int64_t size = layer.num_rows * layer.num_columns;
+    Real* bias = layer.bias ? inverse + size : nullptr;
+    double* sums = k ? own : totals;
+    threads.number = layer.num_threads;
+    if (bias) invert(layer.bias, layer.num_rows, layer.coefficients[1], bias);
+    const Threads inverting = {size < kFewEntries ? nullptr : threads.parallel, threads.rank, threads.size, threads.number};
+    share_out(inverting, size, [&](int64_t first, int64_t last) {
+      invert(layer.weight + first, last - first, layer.coefficients[0], inverse + first);
+    });
+    share_out(threads, num_examples, [&](int64_t first, int64_t last) {
+      quadratic(layer.left + first * layer.num_rows, layer.right + first * layer.num_columns, last - first,
+                layer.num_rows, layer.num_columns, inverse, bias, sums + first);
+      if (k)
+        for (int64_t i = first; i < last; ++i) totals[i] += sums[i];
+    });
+  }
 }
 
 template <typename Real>
@@ -784,12 +793,16 @@ DASGRAD_EXPORT void dasgrad_lengths64(const double* totals, const double* weight
   take_roots(totals, weights, scale, num_examples, lengths);
 }
 
-DASGRAD_EXPORT void dasgrad_frozen_layer32(const FrozenLayer<float>* layer, const Threads* threads) {
-  measure_layer(*layer, *threads);
+DASGRAD_EXPORT void dasgrad_frozen_layers32(const FrozenLayer<float>* layers, int64_t num_layers,
+                                            int64_t num_examples, float* inverse, double* own, double* totals,
+                                            const Threads* threads) {
+  measure_layers(layers, num_layers, num_examples, inverse, own, totals, *threads);
 }
 
-DASGRAD_EXPORT void dasgrad_frozen_layer64(const FrozenLayer<double>* layer, const Threads* threads) {
-  measure_layer(*layer, *threads);
+DASGRAD_EXPORT void dasgrad_frozen_layers64(const FrozenLayer<double>* layers, int64_t num_layers,
+                                            int64_t num_examples, double* inverse, double* own, double* totals,
+                                            const Threads* threads) {
+  measure_layers(layers, num_layers, num_examples, inverse, own, totals, *threads);
 }
 
 // `coefficients`: gain, slope, sign, eps. `arrays`: floor, past, decay or null, offset or null.
