@@ -30,8 +30,8 @@ void dasgrad_quadratic_sparse64(const int64_t*, const int64_t*, const double*, c
                                 const double*, const double*, double*);
 void dasgrad_lengths32(const double*, const float*, double, int64_t, float*);
 void dasgrad_lengths64(const double*, const double*, double, int64_t, double*);
-void dasgrad_frozen_layers32(const void*, int64_t, int64_t, float*, double*, double*, const void*);
-void dasgrad_frozen_layers64(const void*, int64_t, int64_t, double*, double*, double*, const void*);
+void dasgrad_frozen_layers32(const void*, int64_t, int64_t, float*, double*, const void*);
+void dasgrad_frozen_layers64(const void*, int64_t, int64_t, double*, double*, const void*);
 int64_t dasgrad_has_sums_of_products();
 void dasgrad_sums_of_products32(const void*);
 void dasgrad_sums_of_products64(const void*);
@@ -105,12 +105,12 @@ void check_layer(Layer measure, const std::vector<Real>& left, const std::vector
                  int64_t rows, int64_t columns, const std::vector<Real>& weight, const Real* bias, bool threaded,
                  double tolerance) {
   std::vector<Real> inverse(rows * columns + (bias ? rows : 0));
-  std::vector<double> own(examples), totals(examples);
+  std::vector<double> totals(examples);
   const FrozenLayer<Real> layer = {left.data(), right.data(), weight.data(), bias, rows, columns, 2,
                                    {{0.5, 1e-3, 2.0}, {0.25, 1e-2, 3.0}}};
   const FrozenLayer<Real> layers[2] = {layer, layer};
   const Threads threads = {threaded ? on_two_threads : nullptr, [] { return rank_of_thread; }, [] { return 2; }, 1};
-  measure(layers, threaded ? 2 : 1, examples, inverse.data(), own.data(), totals.data(), &threads);
+  measure(layers, threaded ? 2 : 1, examples, inverse.data(), totals.data(), &threads);
   for (int64_t i = 0; i < examples; ++i) {
     double expected = 0;
     for (int64_t o = 0; o < rows; ++o) {

@@ -52,11 +52,11 @@ class Route:
     def sender(self, node: Any) -> Any:
         """From the node behind the output, the one that sends the parameter its gradient; None on another way."""
         sender: Any = None
-        last = len(self.kinds) - 1
+        last, depth = len(self.kinds) - 1, self.depth
         for place, kind in enumerate(self.kinds):
             if type(node) is not kind:
                 return None
-            if place == self.depth:
+            if place == depth:
                 sender = node
             if place < last:
                 node = node.next_functions[self.edges[place]][0]
@@ -228,7 +228,8 @@ class KnownPass:
                 self._record(layer, args, kwargs, output)
 
     def _record(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        dim = self._dim_of(layer)
+        dims = self._plan.dims_of_layers
+        dim = dims[id(layer)] if id(layer) in dims else self._dim_of(layer)
         matrix = layer.matrix_of(args, kwargs, output, self._num_examples) if dim == 0 else None
         if matrix is not None:
             take: Any = partial(self._take_matrix, layer, matrix, version_of(matrix))
@@ -248,11 +249,9 @@ class KnownPass:
 
     def _dim_of(self, layer: Layer) -> int | None:
         """Where the examples are in a layer's output; None where that is not one place."""
-        found = self._plan.dims_of_layers
-        if id(layer) not in found:
-            dims = {self._plan.dims.get(name) for name in layer.names.values()}
-            found[id(layer)] = dims.pop() if len(dims) == 1 else None
-        return found[id(layer)]
+        dims = {self._plan.dims.get(name) for name in layer.names.values()}
+        found = self._plan.dims_of_layers[id(layer)] = dims.pop() if len(dims) == 1 else None
+        return found
 
     def _learn(self, layer: Layer, output: Tensor) -> None:
         params = {id(self._plan.params[name]): name for name in layer.names.values()}

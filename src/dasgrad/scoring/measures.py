@@ -322,12 +322,19 @@ class FrozenMeasure(QuadraticMeasure):
     def curvature(self) -> native.Curvature | None:
         return self._curvature
 
-    def lasts(self) -> bool:
+    @cached_property
+    def _key_of_curvature(self) -> str | None:
+        """The state's key of v, where v is as the state has it and has no correction that depends on the step."""
         view, found = self._view, self._curvature
-        if found is None or view.bias_correction or "_quadratic" in self.__dict__:
+        if found is None or view.bias_correction or not isinstance(view.moments, BuiltinMoments):
+            return None
+        return next((key for key in view.moments.keys if view.state.get(key) is found[0]), None)
+
+    def lasts(self) -> bool:
+        key, found = self._key_of_curvature, self._curvature
+        if key is None or found is None or "_quadratic" in self.__dict__:
             return False
-        state, own = view.state, found[0]
-        return isinstance(view.moments, BuiltinMoments) and any(state.get(key) is own for key in view.moments.keys)
+        return self._view.state.get(key) is found[0]
 
 
 class ElementwiseMeasure(Measure):

@@ -49,7 +49,7 @@ class _Products(ctypes.Structure):
 _PRODUCTS = (None, [ctypes.POINTER(_Products)])
 _LAYERS = (
     None,
-    [ctypes.c_char_p, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER, ctypes.POINTER(threads.Threads)],
+    [ctypes.c_char_p, _INTEGER, _INTEGER, _POINTER, _POINTER, ctypes.POINTER(threads.Threads)],
 )
 _LENGTHS = (None, [_POINTER, _POINTER, ctypes.c_double, _INTEGER, _POINTER])
 _library = shared_library.load(
@@ -272,10 +272,8 @@ def frozen_layers(layers: Sequence[FrozenLayer], workspace: Workspace) -> Tensor
         )  # fmt: skip
     inverse = workspace.reserve("inverse metrics", largest, curvature)
     totals = torch.empty(num_examples, dtype=torch.float64)
-    own = workspace.reserve("sums of a layer", num_examples, totals)
     function = getattr(_library, f"dasgrad_frozen_layers{_BITS[dtype]}")
-    pointers = inverse.data_ptr(), own.data_ptr(), totals.data_ptr()
-    function(packed, len(layers), num_examples, *pointers, threads.of_torch(1))
+    function(packed, len(layers), num_examples, inverse.data_ptr(), totals.data_ptr(), threads.of_torch(1))
     return totals
 
 

@@ -331,10 +331,11 @@ DASGRAD_INLINE void load(Lanes<float>& lanes, const Bfloat16* from) {
 
 constexpr int64_t kRowsAtOnce = 256;  // of Q, whose factors left^2 are kept on the stack
 
-// `bias` null: no input beside right that is 1 for every example.
+// `bias` null: no input beside right that is 1 for every example. `add`: to what totals hold.
 template <typename Real>
 DASGRAD_INLINE void sum_quadratic(const Real* left, const Real* right, int64_t num_examples, int64_t num_rows,
-                                  int64_t num_columns, const Real* quadratic, const Real* bias, double* totals) {
+                                  int64_t num_columns, const Real* quadratic, const Real* bias, bool add,
+                                  double* totals) {
   constexpr int kSize = Lanes<Real>::kSize;
   const int64_t whole = num_columns - num_columns % kSize;
   Real squares[kRowsAtOnce][kTogether];
@@ -376,7 +377,7 @@ DASGRAD_INLINE void sum_quadratic(const Real* left, const Real* right, int64_t n
           rest[e] += product * x[e][k] * x[e][k];
         }
     }
-    for (int64_t e = 0; e < together; ++e) totals[i + e] = sums[e].sum() + rest[e];
+    for (int64_t e = 0; e < together; ++e) totals[i + e] = (add ? totals[i + e] : 0) + sums[e].sum() + rest[e];
   }
 }
 
@@ -589,13 +590,15 @@ DASGRAD_CLONES void outer64(const double* left, const double* right, int64_t num
 }
 
 DASGRAD_CLONES void quadratic32(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
-                                int64_t num_columns, const float* quadratic, const float* bias, double* totals) {
-  sum_quadratic(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
+                                int64_t num_columns, const float* quadratic, const float* bias, bool add,
+                                double* totals) {
+  sum_quadratic(left, right, num_examples, num_rows, num_columns, quadratic, bias, add, totals);
 }
 
 DASGRAD_CLONES void quadratic64(const double* left, const double* right, int64_t num_examples, int64_t num_rows,
-                                int64_t num_columns, const double* quadratic, const double* bias, double* totals) {
-  sum_quadratic(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
+                                int64_t num_columns, const double* quadratic, const double* bias, bool add,
+                                double* totals) {
+  sum_quadratic(left, right, num_examples, num_rows, num_columns, quadratic, bias, add, totals);
 }
 
 DASGRAD_INLINE void invert(const float* v, int64_t size, const double* c, float* inverse) {
@@ -605,12 +608,12 @@ DASGRAD_INLINE void invert(const double* v, int64_t size, const double* c, doubl
   invert64(v, size, c[0], c[1], c[2], inverse);
 }
 DASGRAD_INLINE void quadratic(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
-                              int64_t num_columns, const float* matrix, const float* bias, double* totals) {
-  quadratic32(left, right, num_examples, num_rows, num_columns, matrix, bias, totals);
+                              int64_t num_columns, const float* matrix, const float* bias, bool add, double* totals) {
+  quadratic32(left, right, num_examples, num_rows, num_columns, matrix, bias, add, totals);
 }
 DASGRAD_INLINE void quadratic(const double* left, const double* right, int64_t num_examples, int64_t num_rows,
-                              int64_t num_columns, const double* matrix, const double* bias, double* totals) {
-  quadratic64(left, right, num_examples, num_rows, num_columns, matrix, bias, totals);
+                              int64_t num_columns, const double* matrix, const double* bias, bool add, double* totals) {
+  quadratic64(left, right, num_examples, num_rows, num_columns, matrix, bias, add, totals);
 }
 
 // The OpenMP that the caller computes with, by its own functions; `parallel` null: this thread alone.
@@ -650,15 +653,14 @@ struct FrozenLayer {
 
 constexpr int64_t kFewEntries = 1 << 15;  // that a thread inverts in less time than it takes to start another
 
-// `inverse`: room for both metrics of each layer; `own`: [num_examples], for what one layer adds.
+// `inverse`: room for both metrics of each layer.
 template <typename Real>
 void measure_layers(const FrozenLayer<Real>* layers, int64_t num_layers, int64_t num_examples, Real* inverse,
-                    double* own, double* totals, Threads threads) {
+                    double* totals, Threads threads) {
   for (int64_t k = 0; k < num_layers; ++k) {
     const FrozenLayer<Real>& layer = layers[k];
     const int64_t size = layer.num_rows * layer.num_columns;
     Real* bias = layer.bias ? inverse + size : nullptr;
-    double* sums = k ? own : totals;
     threads.number = layer.num_threads;
     if (bias) invert(layer.bias, layer.num_rows, layer.coefficients[1], bias);
     const Threads inverting = {size < kFewEntries ? nullptr : threads.parallel, threads.rank, threads.size, threads.number};
@@ -667,9 +669,7 @@ void measure_layers(const FrozenLayer<Real>* layers, int64_t num_layers, int64_t
     });
     share_out(threads, num_examples, [&](int64_t first, int64_t last) {
       quadratic(layer.left + first * layer.num_rows, layer.right + first * layer.num_columns, last - first,
-                layer.num_rows, layer.num_columns, inverse, bias, sums + first);
-      if (k)
-        for (int64_t i = first; i < last; ++i) totals[i] += sums[i];
+                layer.num_rows, layer.num_columns, inverse, bias, k > 0, totals + first);
     });
   }
 }
@@ -773,13 +773,13 @@ DASGRAD_EXPORT void dasgrad_sums_of_products64(const Products<double>* products)
 DASGRAD_EXPORT void dasgrad_quadratic32(const float* left, const float* right, int64_t num_examples,
                                         int64_t num_rows, int64_t num_columns, const float* quadratic,
                                         const float* bias, double* totals) {
-  quadratic32(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
+  quadratic32(left, right, num_examples, num_rows, num_columns, quadratic, bias, false, totals);
 }
 
 DASGRAD_EXPORT void dasgrad_quadratic64(const double* left, const double* right, int64_t num_examples,
                                         int64_t num_rows, int64_t num_columns, const double* quadratic,
                                         const double* bias, double* totals) {
-  quadratic64(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
+  quadratic64(left, right, num_examples, num_rows, num_columns, quadratic, bias, false, totals);
 }
 
 // The bits are those of the type of weights and results.
@@ -794,15 +794,15 @@ DASGRAD_EXPORT void dasgrad_lengths64(const double* totals, const double* weight
 }
 
 DASGRAD_EXPORT void dasgrad_frozen_layers32(const FrozenLayer<float>* layers, int64_t num_layers,
-                                            int64_t num_examples, float* inverse, double* own, double* totals,
+                                            int64_t num_examples, float* inverse, double* totals,
                                             const Threads* threads) {
-  measure_layers(layers, num_layers, num_examples, inverse, own, totals, *threads);
+  measure_layers(layers, num_layers, num_examples, inverse, totals, *threads);
 }
 
 DASGRAD_EXPORT void dasgrad_frozen_layers64(const FrozenLayer<double>* layers, int64_t num_layers,
-                                            int64_t num_examples, double* inverse, double* own, double* totals,
+                                            int64_t num_examples, double* inverse, double* totals,
                                             const Threads* threads) {
-  measure_layers(layers, num_layers, num_examples, inverse, own, totals, *threads);
+  measure_layers(layers, num_layers, num_examples, inverse, totals, *threads);
 }
 
 // `coefficients`: gain, slope, sign, eps. `arrays`: floor, past, decay or null, offset or null.
