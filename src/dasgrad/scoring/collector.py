@@ -126,8 +126,9 @@ class Collector:
     def finish(self) -> dict[str, Tensor]:
         """By parameter what was collected, ``[B]``; the irregular ones left out."""
         assert self._tape is not None
-        for name in self._repeated.keys() - self._tape.irregular.keys():
-            self._measure(name, sums.add(self._repeated[name], self._measures[name].shape, self._num_examples))
+        with torch.no_grad():  # as in the backward pass, which is over
+            for name in self._repeated.keys() - self._tape.irregular.keys():
+                self._measure(name, sums.add(self._repeated[name], self._measures[name].shape, self._num_examples))
         self._repeated.clear()
         return {name: share for name, share in self._shares.items() if name not in self._tape.irregular}
 

@@ -91,7 +91,7 @@ _BITS = {torch.float32: 32, torch.float64: 64}
 
 def supports(tensor: Tensor) -> bool:
     """Whether the core is there, and for tensors of this device and type."""
-    return _library is not None and tensor.device.type == "cpu" and tensor.dtype in _BITS
+    return _library is not None and tensor.is_cpu and tensor.dtype in _BITS
 
 
 def own_entries(gradients_B: Tensor, arrays: Arrays, coefficients: Coefficients) -> Tensor:
