@@ -75,15 +75,19 @@ def count_examples(data: Any) -> int:
     Raises:
         ValueError: when there is no tensor, or lengths differ.
     """
-    sizes = [tuple(leaf.shape) for leaf in leaves(data)]
-    if not sizes or any(not size for size in sizes):
+    shapes = [leaf.shape for leaf in leaves(data)]
+    if not shapes or not all(shapes):
         raise ValueError(
-            f"`data` must hold tensors with examples along their first dimension, got shapes {sizes} in "
+            f"`data` must hold tensors with examples along their first dimension, got shapes {_plain(shapes)} in "
             f"{type(data).__name__}."
         )
-    if len({size[0] for size in sizes}) > 1:
-        raise ValueError(f"`data` must hold the same number of examples in every tensor, got shapes {sizes}.")
-    return int(sizes[0][0])
+    if len({shape[0] for shape in shapes}) > 1:
+        raise ValueError(f"`data` must hold the same number of examples in every tensor, got shapes {_plain(shapes)}.")
+    return int(shapes[0][0])
+
+
+def _plain(shapes: list[Any]) -> list[tuple[int, ...]]:
+    return [tuple(shape) for shape in shapes]
 
 
 def take(data: Any, rows: Any) -> Any:

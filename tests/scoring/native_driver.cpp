@@ -30,8 +30,11 @@ void dasgrad_quadratic_sparse64(const int64_t*, const int64_t*, const double*, c
                                 const double*, const double*, double*);
 void dasgrad_lengths32(const double*, const float*, double, int64_t, float*);
 void dasgrad_lengths64(const double*, const double*, double, int64_t, double*);
-void dasgrad_frozen_layer32(const void*, const void*);
-void dasgrad_frozen_layer64(const void*, const void*);
+void dasgrad_frozen_layers32(const void*, int64_t, int64_t, float*, double*, const void*);
+void dasgrad_frozen_layers64(const void*, int64_t, int64_t, double*, double*, const void*);
+int64_t dasgrad_has_sums_of_products();
+void dasgrad_sums_of_products32(const void*);
+void dasgrad_sums_of_products64(const void*);
 void dasgrad_inverse_metric32(const float*, int64_t, double, double, double, float*);
 void dasgrad_inverse_metric64(const double*, int64_t, double, double, double, double*);
 void dasgrad_linear_with_squares16(const uint16_t*, int64_t, int64_t, int64_t, const float* const*, float* const*);
@@ -82,10 +85,7 @@ int rank_of_thread = 0;
 template <typename Real>
 struct FrozenLayer {
   const Real *left, *right, *weight, *bias;
-  Real* inverse;
-  const double* before;
-  double* totals;
-  int64_t num_examples, num_rows, num_columns;
+  int64_t num_rows, num_columns, num_threads;
   double coefficients[2][3];
 };
 struct Threads {
@@ -105,14 +105,14 @@ void check_layer(Layer measure, const std::vector<Real>& left, const std::vector
                  int64_t rows, int64_t columns, const std::vector<Real>& weight, const Real* bias, bool threaded,
                  double tolerance) {
   std::vector<Real> inverse(rows * columns + (bias ? rows : 0));
-  std::vector<double> before(examples, 3.0), totals(examples);
-  const FrozenLayer<Real> layer = {left.data(), right.data(), weight.data(), bias, inverse.data(),
-                                   threaded ? before.data() : nullptr, totals.data(), examples, rows, columns,
+  std::vector<double> totals(examples);
+  const FrozenLayer<Real> layer = {left.data(), right.data(), weight.data(), bias, rows, columns, 2,
                                    {{0.5, 1e-3, 2.0}, {0.25, 1e-2, 3.0}}};
-  const Threads threads = {threaded ? on_two_threads : nullptr, [] { return rank_of_thread; }, [] { return 2; }, 2};
-  measure(&layer, &threads);
+  const FrozenLayer<Real> layers[2] = {layer, layer};
+  const Threads threads = {threaded ? on_two_threads : nullptr, [] { return rank_of_thread; }, [] { return 2; }, 1};
+  measure(layers, threaded ? 2 : 1, examples, inverse.data(), totals.data(), &threads);
   for (int64_t i = 0; i < examples; ++i) {
-    double expected = threaded ? 3.0 : 0.0;
+    double expected = 0;
     for (int64_t o = 0; o < rows; ++o) {
       const double b = left[i * rows + o];
       if (bias) expected += b * b * 3.0 / (0.25 * std::sqrt(bias[o]) + 1e-2);
@@ -121,7 +121,7 @@ void check_layer(Layer measure, const std::vector<Real>& left, const std::vector
         expected += b * b * x * x * 2.0 / (0.5 * std::sqrt(weight[o * columns + k]) + 1e-3);
       }
     }
-    check(totals[i], expected, tolerance);
+    check(totals[i], threaded ? 2 * expected : expected, tolerance);
   }
   const auto weights = numbers<Real>(examples, 0.5, 2);
   std::vector<Real> lengths(examples);
@@ -130,6 +130,47 @@ void check_layer(Layer measure, const std::vector<Real>& left, const std::vector
   else
     dasgrad_lengths64(totals.data(), weights.data(), 0.25, examples, lengths.data());
   for (int64_t i = 0; i < examples; ++i) check(lengths[i], std::sqrt(totals[i]) / (0.25 * weights[i]), tolerance);
+}
+
+// As in measures.cpp.
+template <typename Real>
+struct Products {
+  const Real *left, *right, *quadratic, *cross;
+  double* totals;
+  int64_t num_examples, num_positions, num_rows, num_columns;
+  int64_t left_example, left_position, right_example, right_position;
+};
+
+template <typename Real, typename Sums>
+int64_t run_products(Sums measure, double tolerance) {
+  int64_t num_cases = 0;
+  if (!dasgrad_has_sums_of_products()) return num_cases;
+  for (int64_t examples : {0, 1, 3})
+    for (int64_t positions : {0, 1, 5})
+      for (int64_t rows : {1, 2, 3, 4, 5, 6, 13})
+        for (int64_t columns : {16, 32, 48, 64, 112})
+          for (int options = 0; options < 3; ++options) {
+            const auto left = numbers<Real>(examples * positions * rows, -1, 1);
+            const auto right = numbers<Real>(examples * positions * columns, -1, 1);
+            const auto quadratic = numbers<Real>(rows * columns, 0, 1), cross = numbers<Real>(rows * columns, -1, 1);
+            std::vector<double> totals(examples);
+            const Products<Real> products = {left.data(), right.data(), options > 0 ? quadratic.data() : nullptr,
+                                             options > 1 ? cross.data() : nullptr, totals.data(), examples, positions,
+                                             rows, columns, positions * rows, rows, positions * columns, columns};
+            measure(&products);
+            for (int64_t i = 0; i < examples; ++i) {
+              double expected = 0;
+              for (int64_t at = 0; at < rows * columns; ++at) {
+                double g = 0;
+                for (int64_t t = i * positions; t < (i + 1) * positions; ++t)
+                  g += double(left[t * rows + at / columns]) * right[t * columns + at % columns];
+                expected += (options > 0 ? quadratic[at] : 1.0) * g * g + (options > 1 ? cross[at] * g : 0.0);
+              }
+              check(totals[i], expected, tolerance);
+            }
+            ++num_cases;
+          }
+  return num_cases;
 }
 
 template <typename Real, typename Dense, typename OuterProducts, typename Quadratic, typename Linear, typename Inverse,
@@ -182,10 +223,10 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
                     totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], weighted[i], tolerance);
           if constexpr (sizeof(Real) == sizeof(float))
-            check_layer<Real>(dasgrad_frozen_layer32, left, right, examples, rows, columns, floor,
+            check_layer<Real>(dasgrad_frozen_layers32, left, right, examples, rows, columns, floor,
                               options & 1 ? past.data() : nullptr, options & 2, tolerance);
           else
-            check_layer<Real>(dasgrad_frozen_layer64, left, right, examples, rows, columns, floor,
+            check_layer<Real>(dasgrad_frozen_layers64, left, right, examples, rows, columns, floor,
                               options & 1 ? past.data() : nullptr, options & 2, tolerance);
           std::vector<Real> inverted(rows * columns);
           inverse(floor.data(), rows * columns, 0.5, 1e-3, 2.0, inverted.data());
@@ -272,5 +313,8 @@ int main() {
                                     dasgrad_polynomial64, 1e-12);
   const int64_t sparse32 = run_sparse<float>(dasgrad_own_sparse32, dasgrad_quadratic_sparse32, 2e-4);
   const int64_t sparse64 = run_sparse<double>(dasgrad_own_sparse64, dasgrad_quadratic_sparse64, 1e-12);
-  std::printf("ok %lld\n", static_cast<long long>(num32 + num64 + sparse32 + sparse64));
+  const int64_t products32 = run_products<float>(dasgrad_sums_of_products32, 2e-4);
+  const int64_t products64 = run_products<double>(dasgrad_sums_of_products64, 1e-12);
+  const int64_t num_cases = num32 + num64 + sparse32 + sparse64 + products32 + products64;
+  std::printf("ok %lld\n", static_cast<long long>(num_cases));
 }

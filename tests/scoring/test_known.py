@@ -1,6 +1,7 @@
 """Listening without a tape: only to passes that are known, and never wrong about one that is not."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -475,6 +476,95 @@ def test_small_layers_are_measured_the_same_with_and_without_the_core(compiled, 
         torch.testing.assert_close(heard.scores.double(), wanted.sqrt(), rtol=tolerance, atol=0)
         optimizer.step()
     assert is_known(scorer)
+
+
+class Showing(nn.Module):
+    """A network that lets others at what its layers get in the forward and in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        self.hidden = self.first(x).tanh()
+        outputs = self.second(self.hidden)
+        if outputs.requires_grad:
+            outputs.register_hook(partial(setattr, self, "gradient"))
+        return outputs
+
+
+@pytest.mark.parametrize("which", ["hidden", "gradient"])
+def test_what_is_overwritten_after_the_backward_pass_is_noticed(which):
+    def overwrite(loss):
+        loss.backward()
+        with torch.no_grad():
+            getattr(model, which).zero_()
+
+    model = problems.seeded(Showing)
+    optimizer = dasgrad.DASGrad(model.parameters())
+    scorer = dasgrad.ExampleScorer(model, problems.cross_entropy, optimizer, preconditioner="frozen")
+    wanted = scorer(INPUTS, TARGETS)
+    for backward, known in ((torch.Tensor.backward, True), (torch.Tensor.backward, True), (overwrite, False)):
+        torch.testing.assert_close(hear(scorer, model, backward), wanted, rtol=1e-9, atol=0)
+        assert is_known(scorer) == known
+
+
+def swap_state(optimizer, param):
+    optimizer.state[param]["max_exp_avg_sq"] = optimizer.state[param]["max_exp_avg_sq"] * 4
+
+
+def replace_state(optimizer, param):
+    optimizer.state[param] = {key: value * 4 for key, value in optimizer.state[param].items()}
+
+
+def load_state(optimizer, param):
+    saved = optimizer.state_dict()
+    saved["state"] = {k: {key: value * 4 for key, value in state.items()} for k, state in saved["state"].items()}
+    optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda optimizer, param: optimizer.step(),
+        lambda optimizer, param: optimizer.param_groups[0].update(lr=0.5),
+        lambda optimizer, param: optimizer.param_groups[0].update(lr=torch.tensor(0.5)),
+        lambda optimizer, param: optimizer.param_groups[1].update(eps=0.1),
+        lambda optimizer, param: optimizer.param_groups[0].update(bias_correction=True),
+        lambda optimizer, param: optimizer.param_groups[0].update(weighting="update"),
+        lambda optimizer, param: optimizer.state[param]["max_exp_avg_sq"].mul_(4),
+        swap_state,
+        replace_state,
+        load_state,
+    ],
+)
+def test_measures_are_used_again_only_while_they_are_the_same(change):
+    model = problems.seeded(Changing)
+    groups = [{"params": model.first.parameters()}, {"params": model.second.parameters(), "lr": 0.05}]
+    optimizer = dasgrad.DASGrad(groups, lr=0.01)
+    scorer = dasgrad.ExampleScorer(model, problems.cross_entropy, optimizer, preconditioner="frozen")
+    for number in range(5):
+        if number == 3:
+            change(optimizer, model.first.weight)
+        wanted = scorer(INPUTS, TARGETS)
+        torch.testing.assert_close(hear(scorer, model), wanted, rtol=1e-9, atol=0)
+        if number < 2:
+            optimizer.step()
+    assert is_known(scorer)
+
+
+def test_measures_are_used_again(monkeypatch):
+    if not native.supports(INPUTS):
+        pytest.skip("needs the compiled core")
+    model = problems.seeded(Changing)
+    optimizer = dasgrad.DASGrad(model.parameters())
+    scorer = dasgrad.ExampleScorer(model, problems.cross_entropy, optimizer, preconditioner="frozen")
+    for _ in range(3):
+        hear(scorer, model)
+        optimizer.step()
+    wanted = scorer(INPUTS, TARGETS)
+    monkeypatch.setattr(scorer, "_measures", None)
+    torch.testing.assert_close(hear(scorer, model), wanted, rtol=1e-9, atol=0)
 
 
 def assert_no_hooks(model):

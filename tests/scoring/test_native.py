@@ -83,29 +83,66 @@ def test_an_error_in_a_thread_reaches_the_caller():
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("shape", [(7, 3, 17), (33, 300, 20), (0, 4, 5)])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_a_frozen_layer_is_measured_at_once(shape, num_threads, dtype, with_bias, monkeypatch):
+def test_frozen_layers_are_measured_at_once(shape, num_threads, dtype, with_bias, monkeypatch):
     monkeypatch.setattr(native, "_worthwhile_threads", lambda entries: num_threads)
     num_examples, num_rows, num_columns = shape
     generator = torch.Generator().manual_seed(0)
-    left, right, weight, bias, before = (
+    left, right, weight, bias = (
         torch.rand(size, generator=generator, dtype=torch.float64)
         for size in (
             (num_examples, num_rows),
             (num_examples, num_columns),
             (num_rows, num_columns),
             num_rows,
-            num_examples,
         )
     )
     wanted = left.square() * (right.square() @ (0.5 / (2 * weight.sqrt() + 0.1)).t())
     if with_bias:
         wanted += left.square() * (0.25 / (3 * bias.sqrt() + 0.2))
-    found = native.frozen_layer(
+    layer = (
         left.to(dtype),
         right.to(dtype),
         (weight.to(dtype), (2.0, 0.1, 0.5)),
         (bias.to(dtype), (3.0, 0.2, 0.25)) if with_bias else None,
-        Workspace(),
-        before,
     )
-    torch.testing.assert_close(found, wanted.sum(1) + before, rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=0)
+    for number in (1, 3):
+        found = native.frozen_layers([layer] * number, Workspace())
+        tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+        torch.testing.assert_close(found, number * wanted.sum(1), rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("shape", [(5, 3, 7, 112), (3, 4, 12, 64), (2, 1, 1, 16), (4, 0, 5, 32), (0, 2, 3, 16)])
+@pytest.mark.parametrize("terms", [0, 1, 2])
+def test_sums_of_products_are_measured_without_being_formed(shape, num_threads, dtype, terms, monkeypatch):
+    num_examples, num_positions, num_rows, num_columns = shape
+    if not native.sums_whole_vectors(torch.zeros(0, dtype=dtype), num_columns):
+        pytest.skip("needs the compiled core and its widest vectors")
+    monkeypatch.setattr(native, "_worthwhile_threads", lambda entries: num_threads)
+    generator = torch.Generator().manual_seed(0)
+    left, right, quadratic, cross = (
+        torch.randn(size, generator=generator, dtype=torch.float64)
+        for size in (
+            (num_positions, num_examples, num_rows),
+            (num_examples, num_positions, num_columns),
+            (num_rows, num_columns),
+            (num_rows, num_columns),
+        )
+    )
+    left, quadratic = left.transpose(0, 1), quadratic.square() if terms else torch.ones_like(quadratic)
+    gradients = left.transpose(1, 2) @ right
+    wanted = (quadratic * gradients.square()).sum((1, 2))
+    scale = wanted.max() if num_examples else 0.0
+    if terms == 2:
+        wanted += (cross * gradients).sum((1, 2))
+    given = [part.to(dtype) if k < terms else None for k, part in enumerate((quadratic, cross))]
+    found = native.sums_of_products(left.to(dtype), right.to(dtype), *given)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance * float(scale))
+
+
+@needs_native
+def test_columns_that_fill_no_vector_are_left_to_matrix_products():
+    assert not native.sums_whole_vectors(torch.zeros(0), 17)
+    assert not native.sums_whole_vectors(torch.zeros(0, dtype=torch.bfloat16), 64)

@@ -10,10 +10,16 @@ import torch
 from torch import Tensor
 
 from dasgrad.scoring import native, sums
-from dasgrad.scoring.calls import Call, Layer
+from dasgrad.scoring.calls import Call, Layer, version_of
 from dasgrad.scoring.forms import Form, Outer
 from dasgrad.scoring.measures import Measure
 from dasgrad.scoring.shortcut import LinearShortcut
+
+_MOST_HELD = 2**20
+"""Entries of a linear layer's input and gradient that are held until the backward pass is over."""
+
+_TOGETHER = ""
+"""Stands for the parameters of all layers that are measured at once."""
 
 
 class Following(Protocol):
@@ -56,7 +62,7 @@ class Collector:
         self._timed = timed
         self._tape: Following | None = None
         self._shares: dict[str, Tensor] = {}
-        self._of_layers: Tensor | None = None
+        self._matrices: list[tuple[Layer, Tensor, Tensor, int]] = []
         self._repeated: dict[str, list[Form]] = {}
         self.shortcut = LinearShortcut(measures)
         self.rules: dict[str, str] = {}
@@ -65,7 +71,7 @@ class Collector:
     def attach(self, tape: Following) -> None:
         """Forget what was collected, and take what this tape brings."""
         self._tape = tape
-        self._of_layers = None
+        self._matrices.clear()
         for found in (self._shares, self._repeated, self.shortcut.products, self.rules, self.seconds):
             found.clear()
 
@@ -92,20 +98,37 @@ class Collector:
         call.release()
 
     def take_matrix(self, layer: Layer, x: Tensor, gradient: Tensor) -> None:
-        """Take a linear layer's input, one row an example, and the gradient at its output, for the total alone."""
-        share = None
-        if self._weights is None or self._in_the_end:
-            share = self.shortcut.add_share(layer.names, x, gradient, self._of_layers)
-        if share is None:
-            self(layer.call((0,), (x,), {}), gradient)
+        """Take a linear layer's input, one row an example, and the gradient at its output, for the total alone.
+
+        They are held until `measure_matrices`, which takes one call for all layers, if they are small.
+        """
+        if x.is_cpu and x.numel() + gradient.numel() <= _MOST_HELD and (self._weights is None or self._in_the_end):
+            self._matrices.append((layer, x, gradient, version_of(gradient)))
         else:
-            self._of_layers = share
+            self(layer.call((0,), (x,), {}), gradient)
+
+    def measure_matrices(self) -> bool:
+        """Measure what `take_matrix` held; False where a gradient was written to meanwhile."""
+        matrices, self._matrices = self._matrices, []
+        unchanged, layers = True, list[native.FrozenLayer]()
+        for layer, x, gradient, version in matrices:
+            unchanged = unchanged and version_of(gradient) == version
+            found = self.shortcut.read_layer(layer.names, x, gradient)
+            if found is None or (layers and gradient.dtype != layers[0][0].dtype):
+                with torch.no_grad():
+                    self(layer.call((0,), (x,), {}), gradient)
+            else:
+                layers.append(found)
+        if layers:
+            self._shares[_TOGETHER] = self.shortcut.share(layers)
+        return unchanged
 
     def finish(self) -> dict[str, Tensor]:
         """By parameter what was collected, ``[B]``; the irregular ones left out."""
         assert self._tape is not None
-        for name in self._repeated.keys() - self._tape.irregular.keys():
-            self._measure(name, sums.add(self._repeated[name], self._measures[name].shape, self._num_examples))
+        with torch.no_grad():  # as in the backward pass, which is over
+            for name in self._repeated.keys() - self._tape.irregular.keys():
+                self._measure(name, sums.add(self._repeated[name], self._measures[name].shape, self._num_examples))
         self._repeated.clear()
         return {name: share for name, share in self._shares.items() if name not in self._tape.irregular}
 
@@ -130,9 +153,9 @@ class Collector:
         return self._weights.to(next(iter(self._measures.values())).device) * self._scale
 
     def _sum(self) -> Tensor:
+        if self._shares.keys() == {_TOGETHER} and not self._repeated:
+            return self._shares[_TOGETHER]
         shares = list(self.finish().values()) if self._shares or self._repeated else []
-        if self._of_layers is not None:
-            shares.append(self._of_layers)
         if not shares:
             device = next(iter(self._measures.values())).device
             return torch.zeros(self._num_examples, dtype=torch.float64, device=device)

@@ -7,7 +7,8 @@ use of the parameter, wherever it is, makes a sum, and a sum is another tensor. 
 
 - each layer is called once, with gradients, as its rule wants it, and leads to its parameters through the same kinds
   of nodes as when it was learnt;
-- its inputs are not written to before the gradient at its output arrives;
+- its inputs are not written to before the gradient at its output arrives, or, where layers are measured together in the
+  end, before the block is left, nor is that gradient;
 - whatever arrives at a scored parameter, in any backward pass, is what its layer's node sent there, or the transpose of
   it, in the same memory, where that node is followed by a transposition.
 
@@ -27,6 +28,7 @@ from torch.optim import Optimizer
 
 from dasgrad.scoring.calls import Call, Layer, version_of
 from dasgrad.scoring.collector import Collector
+from dasgrad.scoring.measures import Measure
 
 _LONGEST_ROUTE = 4
 """Nodes between a layer's output and its parameter; two are usual."""
@@ -47,19 +49,27 @@ class Route:
         """The place among the nodes of the sender: the last one, or the one before a transposition."""
         return len(self.kinds) - (2 if len(self.kinds) > 1 and self.kinds[-1].__name__ == _TRANSPOSITION else 1)
 
-    def sender(self, output: Tensor) -> Any:
-        """The node that sends the parameter its gradient; None where the way is another one."""
+    def sender(self, node: Any) -> Any:
+        """From the node behind the output, the one that sends the parameter its gradient; None on another way."""
         sender: Any = None
-        node: Any = output.grad_fn
-        last = len(self.kinds) - 1
+        last, depth = len(self.kinds) - 1, self.depth
         for place, kind in enumerate(self.kinds):
             if type(node) is not kind:
                 return None
-            if place == self.depth:
+            if place == depth:
                 sender = node
             if place < last:
                 node = node.next_functions[self.edges[place]][0]
         return sender
+
+
+@dataclass
+class Remembered:
+    """Measures of a pass, for the next ones, as long as they are the same."""
+
+    options: Any = None
+    """What they were made from; None where there are none."""
+    measures: Mapping[str, Measure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,8 @@ class Plan:
     """By parameter, the way to it from its layer's output."""
     dims_of_layers: dict[int, int | None] = field(default_factory=dict)
     """By the ``id`` of a layer, the one dimension for all of its parameters."""
+    remembered: Remembered = field(default_factory=Remembered)
+    """Its measures, where they last."""
     switches: list["Switch"] = field(default_factory=list)
     """Hooks of passes that are over, for those to come."""
 
@@ -158,7 +170,7 @@ class KnownPass:
         self._num_examples = num_examples
         self._collector = collector
         self._calls: dict[int, Call | None] = {}
-        self._taken: set[int] = set()
+        self._matrices: dict[int, tuple[Layer, Tensor, int]] = {}
         self._sent: dict[str, Tensor] = {}
         self._any_arrived = False
         self._switch: Switch | None = None
@@ -178,10 +190,22 @@ class KnownPass:
             self._doubt("no gradient arrived at any parameter")
         if self._sent:
             self._doubt("a gradient was sent to a parameter and did not arrive")
+        if error is None and self.doubt is None:
+            self._measure_matrices()
         for call in self._calls.values():
             if call is not None:
                 call.release()
         self._sent.clear()
+        self._matrices.clear()
+
+    def _measure_matrices(self) -> None:
+        for layer, matrix, version in self._matrices.values():
+            if version_of(matrix) != version:
+                self._doubt(f"the input of {layer.kind} is overwritten after its call")
+                return
+        with torch._C.DisableTorchFunction():
+            if not self._collector.measure_matrices():
+                self._doubt("a gradient at a layer's output is overwritten")
 
     @property
     def sure(self) -> bool:
@@ -204,7 +228,8 @@ class KnownPass:
                 self._record(layer, args, kwargs, output)
 
     def _record(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        dim = self._dim_of(layer)
+        dims = self._plan.dims_of_layers
+        dim = dims[id(layer)] if id(layer) in dims else self._dim_of(layer)
         matrix = layer.matrix_of(args, kwargs, output, self._num_examples) if dim == 0 else None
         if matrix is not None:
             take: Any = partial(self._take_matrix, layer, matrix, version_of(matrix))
@@ -224,11 +249,9 @@ class KnownPass:
 
     def _dim_of(self, layer: Layer) -> int | None:
         """Where the examples are in a layer's output; None where that is not one place."""
-        found = self._plan.dims_of_layers
-        if id(layer) not in found:
-            dims = {self._plan.dims.get(name) for name in layer.names.values()}
-            found[id(layer)] = dims.pop() if len(dims) == 1 else None
-        return found[id(layer)]
+        dims = {self._plan.dims.get(name) for name in layer.names.values()}
+        found = self._plan.dims_of_layers[id(layer)] = dims.pop() if len(dims) == 1 else None
+        return found
 
     def _learn(self, layer: Layer, output: Tensor) -> None:
         params = {id(self._plan.params[name]): name for name in layer.names.values()}
@@ -240,9 +263,10 @@ class KnownPass:
     def _watch(self, layer: Layer, output: Tensor, take: Any) -> None:
         """Have the nodes behind a layer's output say what they receive and send."""
         first: Sequence[tuple[str, int]] = ()
+        behind: Any = output.grad_fn
         for name in layer.names.values():
             route = self._plan.routes.get(name)
-            node = None if route is None else route.sender(output)
+            node = None if route is None else route.sender(behind)
             if route is None or node is None:
                 self._doubt(f"{layer.kind} leads to its parameters in another way, or not at all")
                 return
@@ -250,8 +274,7 @@ class KnownPass:
                 first = (*first, (name, route.edges[0]))
             else:
                 node.register_hook(partial(self._note_sent, ((name, route.edges[route.depth]),)))
-        assert output.grad_fn is not None
-        output.grad_fn.register_hook(partial(self._passed, take, output.output_nr, first))
+        behind.register_hook(partial(self._passed, take, output.output_nr, first))
 
     # --- in the backward pass -------------------------------------------------------------------------
 
@@ -287,9 +310,9 @@ class KnownPass:
             self._collector(call, gradient)
 
     def _take_matrix(self, layer: Layer, matrix: Tensor, version: int, gradient: Tensor) -> None:
-        if id(layer) in self._taken:
+        if id(layer) in self._matrices:
             return
-        self._taken.add(id(layer))
+        self._matrices[id(layer)] = (layer, matrix, version)
         if version_of(matrix) != version:
             self._doubt(f"the input of {layer.kind} is overwritten after its call")
         else:

@@ -64,6 +64,10 @@ class Measure(ABC):
         """`of_entries` for g = left rightᵀ, ``[b, o], [b, k] -> [b]``, without forming it."""
         raise TypeError(f"{type(self).__name__} takes no outer products: ask `takes_outer_products` first.")
 
+    def of_sums_of_products(self, left_B: Tensor, right_B: Tensor) -> Tensor | None:
+        """The same for g = Σ_t left rightᵀ, ``[b, T, o], [b, T, k] -> [b]``; None where it must be formed."""
+        return None
+
     def of_sparse_products(self, form: SparseOuter) -> Tensor | None:
         """The same for g = left rightᵀ with a sparse right; None where it must be gone through entry by entry."""
         return None
@@ -79,6 +83,10 @@ class Measure(ABC):
     def curvature(self) -> native.Curvature | None:
         """What the core computes Q from, where Q is all; None where it is not so."""
         return None
+
+    def lasts(self) -> bool:
+        """Whether it measures after further steps, too: what it read is a tensor of the optimizer's state, no more."""
+        return False
 
     @property
     def homogeneous(self) -> bool:
@@ -127,6 +135,10 @@ class Measure(ABC):
             blocks = self._blocks(num_examples, self.shape.numel())
             factors = (_factors(form, rows) for rows in blocks)
             return [self._of_sums(left.unsqueeze(1), right.unsqueeze(1), form) for left, right in factors]
+        if not form.transposed and form.num_groups == 1:
+            share = self.of_sums_of_products(*_factors(form, slice(0, num_examples)))
+            if share is not None:
+                return [share]
         positions = first.shape[2 if form.transposed else 1]
         elements = self.shape.numel() + positions * (self.shape[0] + width * form.num_groups)
         elements = -(-elements // _MORE_FOR_SUMS)
@@ -261,6 +273,11 @@ class QuadraticMeasure(Measure):
         product = torch.mm(squares, matrix, out=self.workspace.take("products", tuple(small.shape), small))
         return _precise(product).mul_(_precise(small).square()).sum(1)
 
+    def of_sums_of_products(self, left_B: Tensor, right_B: Tensor) -> Tensor | None:
+        if not native.sums_whole_vectors(left_B, right_B.shape[2]):
+            return None
+        return native.sums_of_products(left_B, right_B, self._quadratic, self._cross)
+
     def of_sparse_products(self, form: SparseOuter) -> Tensor | None:
         left = _precise(form.left)
         return (
@@ -298,8 +315,26 @@ class FrozenMeasure(QuadraticMeasure):
         super().__init__(view.param.shape, view.param.device, workspace, partial(_inverse, view))
         self._view = view
 
-    def curvature(self) -> native.Curvature | None:
+    @cached_property
+    def _curvature(self) -> native.Curvature | None:
         return read_curvature(self._view, self._view.state)
+
+    def curvature(self) -> native.Curvature | None:
+        return self._curvature
+
+    @cached_property
+    def _key_of_curvature(self) -> str | None:
+        """The state's key of v, where v is as the state has it and has no correction that depends on the step."""
+        view, found = self._view, self._curvature
+        if found is None or view.bias_correction or not isinstance(view.moments, BuiltinMoments):
+            return None
+        return next((key for key in view.moments.keys if view.state.get(key) is found[0]), None)
+
+    def lasts(self) -> bool:
+        key, found = self._key_of_curvature, self._curvature
+        if key is None or found is None or "_quadratic" in self.__dict__:
+            return False
+        return self._view.state.get(key) is found[0]
 
 
 class ElementwiseMeasure(Measure):

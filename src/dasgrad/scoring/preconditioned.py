@@ -7,7 +7,7 @@ what φ would give) and H the metric (as it stands, or as it would be after this
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -93,6 +93,15 @@ def read_optimizer(optimizer: Optimizer) -> dict[int, Preconditioning]:
                 )
             found[id(param)] = describe(param, state, step=state["step"])
     return found
+
+
+def options_of(optimizer: Optimizer) -> tuple[Any, ...]:
+    """All that `read_optimizer` goes by but for the tensors of the state, to be compared.
+
+    What it names by its ``id`` is held by a `Preconditioning`.
+    """
+    groups = [tuple(group.values()) for group in optimizer.param_groups]
+    return groups, list(map(id, optimizer.state)), list(map(id, optimizer.state.values()))
 
 
 def read_curvature(view: Preconditioning, state: Mapping[str, Tensor]) -> native.Curvature | None:

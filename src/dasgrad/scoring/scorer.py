@@ -23,7 +23,7 @@ from dasgrad.scoring.known import Plan, structure_of
 from dasgrad.scoring.listening import Ear, Heard, Weighted
 from dasgrad.scoring.losses import Losses, LossesOfPairs, LossFunction
 from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
-from dasgrad.scoring.preconditioned import Preconditioner, inverse_metric_at, read_optimizer
+from dasgrad.scoring.preconditioned import Preconditioner, inverse_metric_at, options_of, read_optimizer
 from dasgrad.scoring.probe import kind_of
 from dasgrad.scoring.snapshot import Twin
 from dasgrad.scoring.workspace import Workspace
@@ -210,7 +210,7 @@ class ExampleScorer:
         key = (structure, kind_of(batch.data, ()))
         heard, plan = Heard(), self._ear.recall(key)
         params = self._scored_parameters() if plan is None else plan.params
-        measures = self._measures(params)
+        measures = self._measures(params) if plan is None else self._measures_again(plan)
         weights, scale = batch.weights, scale / max(1, len(batch.weights))
         if plan is not None:
             known, collector = self._ear.hear_known(plan, measures, weights, scale)
@@ -429,6 +429,17 @@ class ExampleScorer:
         views = read_optimizer(self.optimizer)
         options = (self.preconditioner, self.momentum, self._workspace)
         return {name: step_measure(views[id(param)], *options) for name, param in params.items()}
+
+    def _measures_again(self, plan: Plan) -> Mapping[str, Measure]:
+        """The same, from a pass before where nothing but the values in the optimizer's state has changed."""
+        if self.optimizer is None or self.preconditioner != "frozen":
+            return self._measures(plan.params)
+        found, options = plan.remembered, (self.score, self._momentum, *options_of(self.optimizer))
+        if found.options != options or not all(each.lasts() for each in found.measures.values()):
+            measures = found.measures = self._measures(plan.params)
+            plain = not any(isinstance(value, Tensor) for group in options[2] for value in group)
+            found.options = options if plain and all(each.lasts() for each in measures.values()) else None
+        return found.measures
 
     def _own_scores(self, data: Any) -> Tensor:
         assert callable(self.score)

@@ -3,10 +3,10 @@
 Where a layer's input is the data themselves, reading them is all the cost: logistic regression reads each
 example for the forward pass and once more for (b²)ᵀH^(−1)(x²). But x²H^(−1)ᵀ does not depend on b, and can be
 computed beside x Wᵀ; so can, with momentum, what its product with b is summed to. In a training step of a small model
-each call takes longer than its arithmetic: there weight and bias are measured in one.
+each call takes longer than its arithmetic: there weights and biases of all layers are measured in one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -45,14 +45,13 @@ class LinearShortcut:
             return None
         return output
 
-    def add_share(self, names: Mapping[str, str], x: Tensor, gradient: Tensor, before: Tensor | None) -> Tensor | None:
-        """``[B, k], [B, o] -> [B]`` float64: the share of a small layer's parameters; None where each is to be asked.
+    def read_layer(self, names: Mapping[str, str], x: Tensor, gradient: Tensor) -> native.FrozenLayer | None:
+        """What `share` needs of a small layer, from its input and the gradient at its output; None for any other.
 
         Args:
             names: of the scored ones among its weight and bias, as measures know them.
-            x: the layer's input.
-            gradient: at its output.
-            before: the share of other layers, ``[B]`` float64, to be added; None is 0.
+            x: ``[B, k]``.
+            gradient: ``[B, o]``.
         """
         if "weight" not in names or not native.supports(x) or gradient.dtype != x.dtype:
             return None
@@ -65,4 +64,8 @@ class LinearShortcut:
             return None
         if weight[0].dtype != x.dtype or (bias is not None and bias[0].dtype != x.dtype):
             return None
-        return native.frozen_layer(gradient, x, weight, bias, measure.workspace, before)
+        return gradient, x, weight, bias
+
+    def share(self, layers: Sequence[native.FrozenLayer]) -> Tensor:
+        """``[B]`` float64: what the parameters of these layers, of one type, add to each example."""
+        return native.frozen_layers(layers, next(iter(self._measures.values())).workspace)

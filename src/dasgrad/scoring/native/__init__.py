@@ -4,6 +4,7 @@ Without it the same formulas run in torch operations, in several passes over blo
 """
 
 import ctypes
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,24 +32,33 @@ _LINEAR = (None, [_POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
 _INVERSE = (None, [_POINTER, _INTEGER, ctypes.c_double, ctypes.c_double, ctypes.c_double, _POINTER])
 
 
-class _FrozenLayer(ctypes.Structure):
+_FROZEN_LAYER = struct.Struct("4P3q6d")
+"""As in measures.cpp; packed, for filling in a structure of ctypes takes as long as the arithmetic of a small layer."""
+
+
+class _Products(ctypes.Structure):
     """As in measures.cpp."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("left", "right", "weight", "bias", "inverse", "before", "totals")),
-        *((name, _INTEGER) for name in ("num_examples", "num_rows", "num_columns")),
-        *((f"{name}_of_{part}", ctypes.c_double) for part in ("weight", "bias") for name in ("scale", "eps", "share")),
+        *((name, _POINTER) for name in ("left", "right", "quadratic", "cross", "totals")),
+        *((name, _INTEGER) for name in ("num_examples", "num_positions", "num_rows", "num_columns")),
+        *((f"{side}_{step}", _INTEGER) for side in ("left", "right") for step in ("example", "position")),
     )
 
 
-_LAYER = (None, [ctypes.POINTER(_FrozenLayer), ctypes.POINTER(threads.Threads)])
+_PRODUCTS = (None, [ctypes.POINTER(_Products)])
+_LAYERS = (
+    None,
+    [ctypes.c_char_p, _INTEGER, _INTEGER, _POINTER, _POINTER, ctypes.POINTER(threads.Threads)],
+)
 _LENGTHS = (None, [_POINTER, _POINTER, ctypes.c_double, _INTEGER, _POINTER])
 _library = shared_library.load(
     Path(__file__).parent,
     "measures",
     {
-        "dasgrad_frozen_layer32": _LAYER,
-        "dasgrad_frozen_layer64": _LAYER,
+        "dasgrad_frozen_layers32": _LAYERS,
+        "dasgrad_frozen_layers64": _LAYERS,
+        "dasgrad_has_sums_of_products": (_INTEGER, []),
         "dasgrad_inverse_metric32": _INVERSE,
         "dasgrad_inverse_metric64": _INVERSE,
         "dasgrad_lengths32": _LENGTHS,
@@ -60,6 +70,8 @@ _library = shared_library.load(
         "dasgrad_polynomial64": _DENSE,
         "dasgrad_quadratic32": _QUADRATIC,
         "dasgrad_quadratic64": _QUADRATIC,
+        "dasgrad_sums_of_products32": _PRODUCTS,
+        "dasgrad_sums_of_products64": _PRODUCTS,
         "dasgrad_own_dense32": _DENSE,
         "dasgrad_own_dense64": _DENSE,
         "dasgrad_own_outer32": _OUTER,
@@ -79,7 +91,7 @@ _BITS = {torch.float32: 32, torch.float64: 64}
 
 def supports(tensor: Tensor) -> bool:
     """Whether the core is there, and for tensors of this device and type."""
-    return _library is not None and tensor.device.type == "cpu" and tensor.dtype in _BITS
+    return _library is not None and tensor.is_cpu and tensor.dtype in _BITS
 
 
 def own_entries(gradients_B: Tensor, arrays: Arrays, coefficients: Coefficients) -> Tensor:
@@ -130,6 +142,38 @@ def polynomial_entries(gradients_B: Tensor, quadratic: Tensor | None, cross: Ten
         function(start(first), last - first, size, *pointers, totals(first))
 
     return _in_threads(part, len(gradients), size)
+
+
+_has_sums_of_products = _library is not None and bool(_library.dasgrad_has_sums_of_products())
+_BYTES_OF_VECTOR = 64
+
+
+def sums_whole_vectors(like: Tensor, num_columns: int) -> bool:
+    """Whether `sums_of_products` is there for factors of this device and type, and so many columns."""
+    return _has_sums_of_products and supports(like) and num_columns * like.element_size() % _BYTES_OF_VECTOR == 0
+
+
+def sums_of_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor | None, cross: Tensor | None) -> Tensor:
+    """``[b, T, o], [b, T, k], [o, k], [o, k] -> [b]`` float64: `polynomial_entries` of g = leftᵀright, never formed."""
+    left, right = (part if part.stride(2) == 1 else part.contiguous() for part in (left_B, right_B))
+    num_examples, num_positions, num_rows = left.shape
+    num_columns = right.shape[2]
+    terms = [None if part is None else part.to(left.dtype).contiguous() for part in (quadratic, cross)]
+    assert left.dtype == right.dtype
+    assert right.shape[:2] == left.shape[:2]
+    assert all(part is None or (part.is_cpu and part.numel() == num_rows * num_columns) for part in terms)
+    assert quadratic is not None or cross is None
+    function = getattr(_library, f"dasgrad_sums_of_products{_BITS[left.dtype]}")
+    starts = _rows(left), _rows(right)
+    pointers = [None if part is None else part.data_ptr() for part in terms]
+    steps = *left.stride()[:2], *right.stride()[:2]
+
+    def part(first: int, last: int, totals: Rows) -> None:
+        factors = (start(first) for start in starts)
+        sizes = last - first, num_positions, num_rows, num_columns
+        function(_Products(*factors, *pointers, totals(first), *sizes, *steps))
+
+    return _in_threads(part, num_examples, num_positions * num_rows * num_columns // 8)
 
 
 def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor) -> Tensor:
@@ -194,35 +238,42 @@ Curvature = tuple[Tensor, tuple[float, float, float]]
 """A contiguous v, and scale, eps and share of `inverse_metric`."""
 
 
-def frozen_layer(
-    left_B: Tensor,
-    right_B: Tensor,
-    weight: Curvature,
-    bias: Curvature | None,
-    workspace: Workspace,
-    before: Tensor | None = None,
-) -> Tensor:
-    """``[B, o], [B, k] -> [B]`` float64: (left²)ᵀ(Q right² + q), Q and q the inverse metrics of weight and bias.
+FrozenLayer = tuple[Tensor, Tensor, Curvature, Curvature | None]
+"""Gradient at a linear layer's output ``[B, o]``, its input ``[B, k]``, what is known of its weight and of its bias."""
 
-    What other layers added before, ``[B]`` float64, is added to it.
+
+def frozen_layers(layers: Sequence[FrozenLayer], workspace: Workspace) -> Tensor:
+    """``[B]`` float64: Σ over layers of (left²)ᵀ(Q right² + q), Q and q the inverse metrics of weight and bias.
+
+    All must be of one type.
     """
-    left, right, curvature = left_B.contiguous(), right_B.contiguous(), weight[0]
-    num_examples, (num_rows, num_columns) = left.shape[0], curvature.shape
-    assert left.dtype == right.dtype == curvature.dtype
-    assert curvature.is_contiguous()
-    assert left.shape == (num_examples, num_rows)
-    assert right.shape == (num_examples, num_columns)
-    assert bias is None or (bias[0].dtype == left.dtype and bias[0].shape == (num_rows,) and bias[0].is_contiguous())
-    assert before is None or (before.dtype == torch.float64 and before.shape == (num_examples,))
-    inverse = workspace.reserve("inverse metrics", num_rows * (num_columns + 1), curvature)
+    dtype, num_examples = layers[0][0].dtype, layers[0][0].shape[0]
+    largest, packed, held = 0, b"", []
+    for given_left, given_right, (curvature, coefficients), bias in layers:
+        left, right = given_left.contiguous(), given_right.contiguous()
+        held.append((left, right))  # until the call is over
+        num_rows, num_columns = curvature.shape
+        assert left.dtype is right.dtype is curvature.dtype is dtype
+        assert curvature.is_contiguous()
+        assert left.shape == (num_examples, num_rows)
+        assert right.shape == (num_examples, num_columns)
+        of_bias, of_bias_coefficients = 0, coefficients
+        if bias is not None:
+            of_bias, of_bias_coefficients = bias[0].data_ptr(), bias[1]
+            assert bias[0].dtype is dtype
+            assert bias[0].shape == (num_rows,)
+            assert bias[0].is_contiguous()
+        size = num_rows * num_columns
+        largest = max(largest, size + num_rows)
+        num_threads = _worthwhile_threads(num_examples * size * 2)
+        packed += _FROZEN_LAYER.pack(
+            left.data_ptr(), right.data_ptr(), curvature.data_ptr(), of_bias, num_rows, num_columns, num_threads,
+            *coefficients, *of_bias_coefficients,
+        )  # fmt: skip
+    inverse = workspace.reserve("inverse metrics", largest, curvature)
     totals = torch.empty(num_examples, dtype=torch.float64)
-    layer = _FrozenLayer(
-        left.data_ptr(), right.data_ptr(), curvature.data_ptr(), None if bias is None else bias[0].data_ptr(),
-        inverse.data_ptr(), None if before is None else before.data_ptr(), totals.data_ptr(), num_examples, num_rows,
-        num_columns, *weight[1], *(bias or weight)[1],
-    )  # fmt: skip
-    function = getattr(_library, f"dasgrad_frozen_layer{_BITS[left.dtype]}")
-    function(layer, threads.of_torch(_worthwhile_threads(num_examples * num_rows * num_columns // 8)))
+    function = getattr(_library, f"dasgrad_frozen_layers{_BITS[dtype]}")
+    function(packed, len(layers), num_examples, inverse.data_ptr(), totals.data_ptr(), threads.of_torch(1))
     return totals
 
 

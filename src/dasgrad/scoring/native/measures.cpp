@@ -16,14 +16,18 @@
 //
 // `polynomial`: the metric is frozen and gradients are there, sum_k Q_k g_k^2 + C_k g_k in one reading.
 //
+// `sums_of_products`: the same where the gradient is a sum of outer products over positions, left^T right, which is
+// formed a few registers at a time and never written to memory. For machines with registers enough.
+//
 // `linear_with_squares`: a layer of few outputs on the data themselves. Its output x W^T + bias, x^2 Q^T and, with
 // momentum, x C^T, which is all that a frozen metric will need of x, in one reading of x. Here x may be in bfloat16,
 // with everything else in float.
 //
 // `inverse_metric`: share / (scale sqrt(v) + eps), the metric's inverse, in one pass.
 //
-// `frozen_layer`: both of these for a layer's weight and bias in one call, from v to what the layer adds to each example,
-// for training steps so small that calls take longer than their arithmetic. It is given the caller's threads.
+// `frozen_layers`: both of these for weights and biases of several layers in one call, from v to the sum of what they add
+// to each example, for training steps so small that calls take longer than their arithmetic. It is given the caller's
+// threads.
 //
 // `lengths`: from the layers' sums to scores, sqrt(total) / (scale weight).
 //
@@ -45,6 +49,13 @@
 #define DASGRAD_CLONES __attribute__((target_clones("avx512f", "arch=haswell", "default")))
 #else
 #define DASGRAD_CLONES
+#endif
+#if defined(__x86_64__) && defined(__GNUC__)
+#define DASGRAD_WIDE __attribute__((target("avx512f")))
+#define DASGRAD_HAS_WIDE __builtin_cpu_supports("avx512f")
+#else
+#define DASGRAD_WIDE
+#define DASGRAD_HAS_WIDE 0
 #endif
 #if defined(__GNUC__)
 #define DASGRAD_INLINE inline __attribute__((always_inline))
@@ -320,10 +331,11 @@ DASGRAD_INLINE void load(Lanes<float>& lanes, const Bfloat16* from) {
 
 constexpr int64_t kRowsAtOnce = 256;  // of Q, whose factors left^2 are kept on the stack
 
-// `bias` null: no input beside right that is 1 for every example.
+// `bias` null: no input beside right that is 1 for every example. `add`: to what totals hold.
 template <typename Real>
 DASGRAD_INLINE void sum_quadratic(const Real* left, const Real* right, int64_t num_examples, int64_t num_rows,
-                                  int64_t num_columns, const Real* quadratic, const Real* bias, double* totals) {
+                                  int64_t num_columns, const Real* quadratic, const Real* bias, bool add,
+                                  double* totals) {
   constexpr int kSize = Lanes<Real>::kSize;
   const int64_t whole = num_columns - num_columns % kSize;
   Real squares[kRowsAtOnce][kTogether];
@@ -365,7 +377,7 @@ DASGRAD_INLINE void sum_quadratic(const Real* left, const Real* right, int64_t n
           rest[e] += product * x[e][k] * x[e][k];
         }
     }
-    for (int64_t e = 0; e < together; ++e) totals[i + e] = sums[e].sum() + rest[e];
+    for (int64_t e = 0; e < together; ++e) totals[i + e] = (add ? totals[i + e] : 0) + sums[e].sum() + rest[e];
   }
 }
 
@@ -448,6 +460,89 @@ DASGRAD_INLINE void multiply_and_square(const In* x, int64_t num_examples, const
   }
 }
 
+// Per-example gradients as sums over positions, left [B, T, rows], right [B, T, columns]; steps between examples and
+// between positions are in numbers. The columns are a multiple of a vector's.
+template <typename Real>
+struct Products {
+  const Real *left, *right;
+  const Real *quadratic, *cross;  // [rows, columns]; null: 1 everywhere, 0 everywhere
+  double* totals;                 // [B]
+  int64_t num_examples, num_positions, num_rows, num_columns;
+  int64_t left_example, left_position, right_example, right_position;
+};
+
+// A block of kRows rows and kVectors vectors of one example's gradient, in registers, measured.
+template <int kRows, int kVectors, typename Real>
+DASGRAD_INLINE double measure_block(const Products<Real>& p, const Real* left, const Real* right, int64_t at) {
+  constexpr int kSize = Lanes<Real>::kSize;
+  Lanes<Real> sums[kRows][kVectors], values[kVectors], total, entries;
+  for (int row = 0; row < kRows; ++row)
+    for (int v = 0; v < kVectors; ++v) sums[row][v].clear();
+  for (int64_t t = 0; t < p.num_positions; ++t) {
+    const Real* scales = left + t * p.left_position;
+    for (int v = 0; v < kVectors; ++v) values[v].load(right + t * p.right_position + v * kSize);
+    for (int row = 0; row < kRows; ++row)
+      for (int v = 0; v < kVectors; ++v) sums[row][v].add_product(scales[row], values[v]);
+  }
+  total.clear();
+  for (int row = 0; row < kRows; ++row)
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t place = at + row * p.num_columns + v * kSize;
+      entries = sums[row][v];
+      if (p.quadratic) {
+        values[0].load(p.quadratic + place);
+        entries.clear();
+        if (p.cross) entries.load(p.cross + place);
+        entries.add_product(sums[row][v], values[0]);
+      }
+      total.add_product(sums[row][v], entries);
+    }
+  return total.sum();
+}
+
+constexpr int kBlockRows = 6, kBlockVectors = 4;  // so many products of registers at once
+
+template <int kVectors, typename Real>
+DASGRAD_INLINE double measure_columns(const Products<Real>& p, const Real* left, const Real* right, int64_t column) {
+  double total = 0;
+  for (int64_t row = 0; row < p.num_rows;) {
+    const Real *rows = left + row, *columns = right + column;
+    const int64_t at = row * p.num_columns + column;
+    switch (p.num_rows - row) {
+      case 1: total += measure_block<1, kVectors>(p, rows, columns, at); break;
+      case 2: total += measure_block<2, kVectors>(p, rows, columns, at); break;
+      case 3: total += measure_block<3, kVectors>(p, rows, columns, at); break;
+      case 4: total += measure_block<4, kVectors>(p, rows, columns, at); break;
+      case 5: total += measure_block<5, kVectors>(p, rows, columns, at); break;
+      default: total += measure_block<kBlockRows, kVectors>(p, rows, columns, at);
+    }
+    row += kBlockRows;
+  }
+  return total;
+}
+
+template <typename Real>
+DASGRAD_INLINE void measure_products(const Products<Real>& p) {
+  constexpr int64_t kSize = Lanes<Real>::kSize;
+  for (int64_t i = 0; i < p.num_examples; ++i) {
+    const Real *left = p.left + i * p.left_example, *right = p.right + i * p.right_example;
+    double total = 0;
+    for (int64_t column = 0; column < p.num_columns; column += kBlockVectors * kSize) {
+      switch ((p.num_columns - column) / kSize) {
+        case 1: total += measure_columns<1>(p, left, right, column); break;
+        case 2: total += measure_columns<2>(p, left, right, column); break;
+        case 3: total += measure_columns<3>(p, left, right, column); break;
+        default: total += measure_columns<kBlockVectors>(p, left, right, column);
+      }
+    }
+    p.totals[i] = total;
+  }
+}
+
+DASGRAD_WIDE void products32(const Products<float>& products) { measure_products(products); }
+
+DASGRAD_WIDE void products64(const Products<double>& products) { measure_products(products); }
+
 template <typename Real>
 DASGRAD_INLINE void invert_metric(const Real* curvature, int64_t size, Real scale, Real eps, Real share, Real* inverse) {
 #pragma omp simd
@@ -495,13 +590,15 @@ DASGRAD_CLONES void outer64(const double* left, const double* right, int64_t num
 }
 
 DASGRAD_CLONES void quadratic32(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
-                                int64_t num_columns, const float* quadratic, const float* bias, double* totals) {
-  sum_quadratic(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
+                                int64_t num_columns, const float* quadratic, const float* bias, bool add,
+                                double* totals) {
+  sum_quadratic(left, right, num_examples, num_rows, num_columns, quadratic, bias, add, totals);
 }
 
 DASGRAD_CLONES void quadratic64(const double* left, const double* right, int64_t num_examples, int64_t num_rows,
-                                int64_t num_columns, const double* quadratic, const double* bias, double* totals) {
-  sum_quadratic(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
+                                int64_t num_columns, const double* quadratic, const double* bias, bool add,
+                                double* totals) {
+  sum_quadratic(left, right, num_examples, num_rows, num_columns, quadratic, bias, add, totals);
 }
 
 DASGRAD_INLINE void invert(const float* v, int64_t size, const double* c, float* inverse) {
@@ -511,12 +608,12 @@ DASGRAD_INLINE void invert(const double* v, int64_t size, const double* c, doubl
   invert64(v, size, c[0], c[1], c[2], inverse);
 }
 DASGRAD_INLINE void quadratic(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
-                              int64_t num_columns, const float* matrix, const float* bias, double* totals) {
-  quadratic32(left, right, num_examples, num_rows, num_columns, matrix, bias, totals);
+                              int64_t num_columns, const float* matrix, const float* bias, bool add, double* totals) {
+  quadratic32(left, right, num_examples, num_rows, num_columns, matrix, bias, add, totals);
 }
 DASGRAD_INLINE void quadratic(const double* left, const double* right, int64_t num_examples, int64_t num_rows,
-                              int64_t num_columns, const double* matrix, const double* bias, double* totals) {
-  quadratic64(left, right, num_examples, num_rows, num_columns, matrix, bias, totals);
+                              int64_t num_columns, const double* matrix, const double* bias, bool add, double* totals) {
+  quadratic64(left, right, num_examples, num_rows, num_columns, matrix, bias, add, totals);
 }
 
 // The OpenMP that the caller computes with, by its own functions; `parallel` null: this thread alone.
@@ -549,27 +646,32 @@ template <typename Real>
 struct FrozenLayer {
   const Real *left, *right;    // [num_examples, num_rows], [num_examples, num_columns]
   const Real *weight, *bias;   // v of each; bias null: none is scored
-  Real* inverse;               // room for both metrics
-  const double* before;        // [num_examples], what other layers added; null: nothing
-  double* totals;              // [num_examples]
-  int64_t num_examples, num_rows, num_columns;
+  int64_t num_rows, num_columns;
+  int64_t num_threads;
   double coefficients[2][3];   // scale, eps and share of weight and bias
 };
 
+constexpr int64_t kFewEntries = 1 << 15;  // that a thread inverts in less time than it takes to start another
+
+// `inverse`: room for both metrics of each layer.
 template <typename Real>
-void measure_layer(const FrozenLayer<Real>& layer, const Threads& threads) {
-  const int64_t size = layer.num_rows * layer.num_columns;
-  Real* bias = layer.bias ? layer.inverse + size : nullptr;
-  if (bias) invert(layer.bias, layer.num_rows, layer.coefficients[1], bias);
-  share_out(threads, size, [&](int64_t first, int64_t last) {
-    invert(layer.weight + first, last - first, layer.coefficients[0], layer.inverse + first);
-  });
-  share_out(threads, layer.num_examples, [&](int64_t first, int64_t last) {
-    quadratic(layer.left + first * layer.num_rows, layer.right + first * layer.num_columns, last - first,
-              layer.num_rows, layer.num_columns, layer.inverse, bias, layer.totals + first);
-    if (layer.before)
-      for (int64_t i = first; i < last; ++i) layer.totals[i] += layer.before[i];
-  });
+void measure_layers(const FrozenLayer<Real>* layers, int64_t num_layers, int64_t num_examples, Real* inverse,
+                    double* totals, Threads threads) {
+  for (int64_t k = 0; k < num_layers; ++k) {
+    const FrozenLayer<Real>& layer = layers[k];
+    const int64_t size = layer.num_rows * layer.num_columns;
+    Real* bias = layer.bias ? inverse + size : nullptr;
+    threads.number = layer.num_threads;
+    if (bias) invert(layer.bias, layer.num_rows, layer.coefficients[1], bias);
+    const Threads inverting = {size < kFewEntries ? nullptr : threads.parallel, threads.rank, threads.size, threads.number};
+    share_out(inverting, size, [&](int64_t first, int64_t last) {
+      invert(layer.weight + first, last - first, layer.coefficients[0], inverse + first);
+    });
+    share_out(threads, num_examples, [&](int64_t first, int64_t last) {
+      quadratic(layer.left + first * layer.num_rows, layer.right + first * layer.num_columns, last - first,
+                layer.num_rows, layer.num_columns, inverse, bias, k > 0, totals + first);
+    });
+  }
 }
 
 template <typename Real>
@@ -662,16 +764,22 @@ DASGRAD_EXPORT void dasgrad_polynomial64(const double* gradients, int64_t num_ex
   polynomial64(gradients, num_examples, size, quadratic, cross, totals);
 }
 
+DASGRAD_EXPORT int64_t dasgrad_has_sums_of_products() { return DASGRAD_HAS_WIDE; }
+
+DASGRAD_EXPORT void dasgrad_sums_of_products32(const Products<float>* products) { products32(*products); }
+
+DASGRAD_EXPORT void dasgrad_sums_of_products64(const Products<double>* products) { products64(*products); }
+
 DASGRAD_EXPORT void dasgrad_quadratic32(const float* left, const float* right, int64_t num_examples,
                                         int64_t num_rows, int64_t num_columns, const float* quadratic,
                                         const float* bias, double* totals) {
-  quadratic32(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
+  quadratic32(left, right, num_examples, num_rows, num_columns, quadratic, bias, false, totals);
 }
 
 DASGRAD_EXPORT void dasgrad_quadratic64(const double* left, const double* right, int64_t num_examples,
                                         int64_t num_rows, int64_t num_columns, const double* quadratic,
                                         const double* bias, double* totals) {
-  quadratic64(left, right, num_examples, num_rows, num_columns, quadratic, bias, totals);
+  quadratic64(left, right, num_examples, num_rows, num_columns, quadratic, bias, false, totals);
 }
 
 // The bits are those of the type of weights and results.
@@ -685,12 +793,16 @@ DASGRAD_EXPORT void dasgrad_lengths64(const double* totals, const double* weight
   take_roots(totals, weights, scale, num_examples, lengths);
 }
 
-DASGRAD_EXPORT void dasgrad_frozen_layer32(const FrozenLayer<float>* layer, const Threads* threads) {
-  measure_layer(*layer, *threads);
+DASGRAD_EXPORT void dasgrad_frozen_layers32(const FrozenLayer<float>* layers, int64_t num_layers,
+                                            int64_t num_examples, float* inverse, double* totals,
+                                            const Threads* threads) {
+  measure_layers(layers, num_layers, num_examples, inverse, totals, *threads);
 }
 
-DASGRAD_EXPORT void dasgrad_frozen_layer64(const FrozenLayer<double>* layer, const Threads* threads) {
-  measure_layer(*layer, *threads);
+DASGRAD_EXPORT void dasgrad_frozen_layers64(const FrozenLayer<double>* layers, int64_t num_layers,
+                                            int64_t num_examples, double* inverse, double* totals,
+                                            const Threads* threads) {
+  measure_layers(layers, num_layers, num_examples, inverse, totals, *threads);
 }
 
 // `coefficients`: gain, slope, sign, eps. `arrays`: floor, past, decay or null, offset or null.
