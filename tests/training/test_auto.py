@@ -124,6 +124,7 @@ def test_every_part_of_a_state_is_kept():
         "look_seconds": 1.5,
         "example_seconds": 0.01,
         "promise": 0.25,
+        "num_kept": 3,
         "failure": "scoring ran out of memory",
         "last": {**fresh["last"], "step": 36, "decision": "keep"},
     }

@@ -232,12 +232,36 @@ def test_scores_of_all_show_how_those_before_have_aged(flat):
     assert expected.share > 0.17
 
 
+def test_scores_of_all_are_kept_as_long_as_fresh_ones_should_hardly_be_better(flat):
+    """Scores that cost as much as all steps until the look after the next are not made anew for a little less noise."""
+    auto, model, optimizer, loader = flat(0.5)
+    train(model, optimizer, loader, 17)
+    fresh = loader.diagnosis().noise_left_fresh
+    auto._scoring_seconds["gradient"] = 12.0  # as if it had cost so much
+    auto._look_seconds = 20.0
+    train(model, optimizer, loader, 8)
+    found = loader.diagnosis()
+    assert (found.step, found.decision, found.staleness) == (24, "keep", 8)
+    now = fresh + 0.15 * (1 - fresh)
+    assert found.noise_left == pytest.approx((now + now + 0.15 * (1 - now)) / 2)
+    assert auto.num_quiet_steps() == 36 - 26
+    before = loader.sampler.weights
+    auto._scoring_seconds["gradient"] = 0.5
+    train(model, optimizer, loader, 12)
+    found = loader.diagnosis()
+    assert (found.step, found.decision, found.staleness) == (36, "refresh", 0)
+    scores, expected = loader.sampler.scores, AgingBelief()
+    now = Noise(found.noise_scale, BATCH_SIZE).of_second_moment(second_moment_left(scores, before))
+    expected.observe(fresh, now, effective_number(scores), 2)
+    assert auto.state_dict()["beliefs"]["aging"]["share"] == pytest.approx(expected.share)
+
+
 def test_scores_of_all_that_win_nothing_are_forgotten_for_fifty_times_their_time(flat):
     auto, model, optimizer, loader = flat(0.5, rare=False)
     train(model, optimizer, loader, 17)
     assert (loader.diagnosis().step, loader.diagnosis().decision) == (16, "off")
     assert not loader.sampler.refreshed
-    assert auto.num_quiet_steps() == 16 + 25 + 1 - 18
+    assert auto.num_quiet_steps() == 16 + 25 - 18
 
 
 def test_scores_of_all_that_are_too_dear_yet_come_again_when_they_would_pay(flat):

@@ -73,6 +73,13 @@ def test_aging_is_averaged_by_the_examples_that_count():
     assert belief.share == pytest.approx(0.0, abs=1e-6)
 
 
+def test_aging_over_several_looks_is_that_of_each():
+    """Three looks at which half of what is won is lost leave an eighth of it."""
+    belief = AgingBelief()
+    belief.observe(0.2, 1 - 0.8 / 8, 1e12, looks=3)
+    assert belief.share == pytest.approx(0.5)
+
+
 def test_aging_cannot_be_seen_where_nothing_was_won():
     belief = AgingBelief(0.3)
     belief.observe(1.0, 1.0, 100)

@@ -72,14 +72,14 @@ def test_running_out_of_memory_for_good_turns_auto_off_and_training_goes_on():
 
 
 def test_scores_that_never_came_say_nothing_of_how_scores_age():
-    auto = AutoRefresh(costs=Costs(step=1.0, example=1e-4))
+    auto = AutoRefresh(worth=1.0, costs=Costs(step=1.0, example=1e-4))
     model, optimizer, loader = build(overlap=2, refresh=auto, losses=failing_losses(KeyError))
     with pytest.raises(KeyError, match="broken on purpose"):
         train(model, optimizer, loader, 20)
-    before = auto.state_dict()["aging"]
+    before = auto.state_dict()["beliefs"]["aging"]
     train(model, optimizer, loader, 7)
     assert loader.diagnosis().step == 24
-    assert auto.state_dict()["aging"] == before
+    assert auto.state_dict()["beliefs"]["aging"] == before
 
 
 def test_a_wait_that_is_interrupted_can_be_taken_up_again(monkeypatch):

@@ -24,7 +24,7 @@ from dasgrad.training import generators
 from dasgrad.training.beliefs import Beliefs
 from dasgrad.training.costs import Costs
 from dasgrad.training.diagnosis import Diagnosis
-from dasgrad.training.findings import Found, Option
+from dasgrad.training.findings import HARDLY, Found, Option, choose
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
 from dasgrad.training.overlap import Scored
 from dasgrad.training.refresh import StepCounter
@@ -105,6 +105,7 @@ class AutoRefresh(StepCounter):
         self._promise = 0.0  # the share of the time that fresh scores would save, if they cost nothing
         self._trial_seconds = 0.0  # of the present look
         self._example_seconds = 0.0  # of a gradient, at the last look at some
+        self._num_kept = 0  # looks at which scores of all were kept, since they were made
         self._failure = ""
         self.last = Diagnosis(step=1, decision="wait")
 
@@ -164,18 +165,13 @@ class AutoRefresh(StepCounter):
         self._num_looked_at = self._affordable(loader, interval * step_seconds)
         found = self.audit(loader, step, self._num_looked_at)
         options = self._options(loader, found, step_seconds, interval)
-        best = min(options, key=lambda option: option.factor)
-        keep = next((option for option in options if option.decision == "keep"), None)
-        if keep is not None and best.decision == "refresh" and keep.factor < best.factor + 0.02:
-            best = keep
-        if best.decision != "off" and best.factor > self._worth:
-            best = next(option for option in options if option.decision == "off")
+        best = choose(options, self._worth)
         if self._costs is not None:
             self._look_seconds = _GRADIENTS * self._costs.example * self._num_looked_at
         elif not first:  # when much is done that does not come again, as is trying out what a score costs
             self._look_seconds = max(0.0, self._clock() - started - self._trial_seconds)
         self._promise = 1 - found.noise.steps_factor(min(1.0, found.fresh))
-        self._carry_out(loader, best, found, step)
+        self._carry_out(loader, best, found.noise, found.fresh)
         assert self._look_seconds is not None
         self._next_look = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
 
@@ -188,31 +184,44 @@ class AutoRefresh(StepCounter):
         return self.seconds_of(str(loader.scorer.score), loader) < self._look_seconds
 
     def _look_at_all(self, loader: "AdaptiveLoader", step_seconds: float, interval: int) -> None:
-        """Score all examples, see what that is worth, and keep the scores or forget them."""
+        """Score all examples where that should pay, see what they are worth, and keep the scores or forget them."""
         scorer, sampler, step = loader.scorer, loader.sampler, self.num_steps + 1
         assert scorer is not None
+        aging, noise = self._beliefs.aging, Noise(self._beliefs.noise.scale(loader.batch_size), loader.batch_size)
+        training = _LASTING * interval * step_seconds
+
+        def refreshed(fresh: float) -> Option:
+            left = (fresh + aging.age(fresh)) / 2
+            cost = 1 + self.seconds_of(str(scorer.score), loader) / training
+            return Option("refresh", cost * noise.steps_factor(left), fresh, left)
+
+        self._next_look = step + interval
+        fresh = self.last.noise_left_fresh
+        if sampler.refreshed:
+            now = aging.age(self._left_then)
+            left = (now + aging.age(now)) / 2
+            best = Option("keep", noise.steps_factor(left), now, left)
+            if refreshed(fresh).factor > best.factor - HARDLY:
+                self._num_kept += 1
+                self._carry_out(loader, best, noise, fresh)
+                return
         weights = sampler.weights if sampler.refreshed else None
         seconds = self._rescore(loader, scorer)
-        noise = Noise(self._beliefs.noise.scale(loader.batch_size), loader.batch_size)
         scores = sampler.scores
-        fresh = noise.of_second_moment(second_moment_left(scores, sampler.weights))
         if weights is not None:
             now = noise.of_second_moment(second_moment_left(scores, weights))
-            self._beliefs.aging.observe(self._left_then, now, effective_number(scores))
-        left = (fresh + self._beliefs.aging.age(fresh)) / 2
-        factor = (1 + seconds / (_LASTING * interval * step_seconds)) * noise.steps_factor(left)
-        best = Option("refresh", factor, fresh, left) if factor <= self._worth else Option("off", 1.0, 1.0, 1.0)
-        found = Found((), torch.isfinite(scores), scores, noise, 1.0, fresh, self._example_seconds)
+            aging.observe(fresh, now, effective_number(scores), 1 + self._num_kept)
+        self._num_kept = 0
+        fresh = noise.of_second_moment(second_moment_left(scores, sampler.weights))
+        best = refreshed(fresh)
+        if best.factor > self._worth:  # until such scores would pay, or looks take a small share of the time
+            share = _LASTING * (self._growth - 1)
+            pays_at = noise.pays_at(best.noise_left, self._worth, seconds / (share * step_seconds))
+            rare = step + seconds / (self._most_auditing * step_seconds)
+            self._next_look = max(self._next_look, math.ceil(min(pays_at, rare)))
+            best = Option("off", 1.0, 1.0, 1.0)
         self._promise = 1 - noise.steps_factor(min(1.0, fresh))
-        self._carry_out(loader, best, found, step)
-        self._next_look = step + interval
-        if best.decision == "off":  # until such scores would pay, or looks take a small share of the time
-            gain = self._worth / noise.steps_factor(left) - 1
-            if gain > 0:
-                pays_at = seconds / (_LASTING * (self._growth - 1) * gain * step_seconds)
-            else:
-                pays_at = step + seconds / (self._most_auditing * step_seconds)
-            self._next_look = max(self._next_look, int(pays_at) + 1)
+        self._carry_out(loader, best, noise, fresh)
 
     def _allowed(self) -> float:
         """The share of the time until the next look that the smallest may take: more the more there is to win."""
@@ -356,18 +365,16 @@ class AutoRefresh(StepCounter):
         weights = weights_of(cheap, loader.sampler.floor)
         return found.noise.of_second_moment(second_moment_left(found.scores, weights))
 
-    def _carry_out(self, loader: "AdaptiveLoader", best: Option, found: Found, step: int) -> None:
-        scorer, step_seconds = loader.scorer, self._step_seconds()
+    def _carry_out(self, loader: "AdaptiveLoader", best: Option, noise: Noise, fresh: float) -> None:
+        scorer, step, step_seconds = loader.scorer, self.num_steps + 1, self._step_seconds()
         assert scorer is not None
         assert step_seconds is not None
         if best.decision == "refresh":
             scorer = best.scorer or scorer
-            if best.scorer is None:
-                pass
-            elif loader.overlap != 0:
+            if best.scorer is not None and loader.overlap != 0:
                 seconds = self.seconds_of(str(scorer.score), loader)
                 loader.rescore_beside(scorer, self._steps_beside(loader, seconds, step_seconds))
-            else:
+            elif best.scorer is not None:
                 self._rescore(loader, scorer)
             self._refreshed_at = step
         elif best.decision == "off":
@@ -381,12 +388,12 @@ class AutoRefresh(StepCounter):
             step_seconds=step_seconds,
             scoring_seconds=self.seconds_of(str(scorer.score), loader),
             score=str(scorer.score),
-            noise_scale=found.noise.scale,
-            noise_left_fresh=found.fresh,
+            noise_scale=noise.scale,
+            noise_left_fresh=fresh,
             noise_left=best.noise_left,
             staleness=None if self._refreshed_at is None else step - self._refreshed_at,
             time_factor=best.factor,
-            larger_batch_factor=found.noise.larger_batch_factor(4, step_seconds, found.example_seconds),
+            larger_batch_factor=noise.larger_batch_factor(4, step_seconds, self._example_seconds),
         )
 
     def _rescore(self, loader: "AdaptiveLoader", scorer: ExampleScorer) -> float:
@@ -455,6 +462,7 @@ class AutoRefresh(StepCounter):
             "look_seconds": self._look_seconds,
             "example_seconds": self._example_seconds,
             "promise": self._promise,
+            "num_kept": self._num_kept,
             "failure": self._failure,
             "last": asdict(self.last),
         }
@@ -481,6 +489,7 @@ class AutoRefresh(StepCounter):
         self._look_seconds = state_dict["look_seconds"]
         self._example_seconds = float(state_dict["example_seconds"])
         self._promise = float(state_dict["promise"])
+        self._num_kept = int(state_dict["num_kept"])
         self._failure = str(state_dict["failure"])
         self.last = Diagnosis(**state_dict["last"])
 

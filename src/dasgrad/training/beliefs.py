@@ -50,10 +50,11 @@ class AgingBelief:
 
     share: float = USUAL_AGING
 
-    def observe(self, left_before: float, left_now: float, number: float) -> None:
-        """Noise left at the last look and now, the latter by so many examples that count."""
+    def observe(self, left_before: float, left_now: float, number: float, looks: int = 1) -> None:
+        """Noise left so many looks ago and now, the latter by so many examples that count."""
         if left_before < 1:
-            found = min(1.0, max(0.0, (left_now - left_before) / (1 - left_before)))
+            kept = min(1.0, max(0.0, (1 - left_now) / (1 - left_before)))
+            found = 1 - kept ** (1 / looks)
             self.share = (PRIOR_EXAMPLES * self.share + number * found) / (PRIOR_EXAMPLES + number)
 
     def forget(self) -> None:

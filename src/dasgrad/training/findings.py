@@ -9,6 +9,9 @@ from dasgrad.scoring import ExampleScorer
 from dasgrad.training.diagnosis import Decision
 from dasgrad.training.forecast import Noise
 
+HARDLY = 0.02
+"""Fresh scores must promise to save this share of uniform draws' time beside those at hand."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -41,3 +44,13 @@ class Found:
     """Noise left by fresh exact scores."""
     example_seconds: float
     """Of a gradient, an example, in large batches."""
+
+
+def choose(options: Sequence[Option], worth: float) -> Option:
+    """The least time; scores at hand where fresh ones are hardly better, uniform draws where nothing is worth it."""
+    by_decision = {option.decision: option for option in options}
+    best = min(options, key=lambda option: option.factor)
+    keep = by_decision.get("keep")
+    if keep is not None and best.decision == "refresh" and keep.factor < best.factor + HARDLY:
+        best = keep
+    return by_decision["off"] if best.factor > worth else best

@@ -31,6 +31,17 @@ class Noise:
         share = self.scale / self.batch_size
         return (1 + noise_left * share) / (1 + share)
 
+    def pays_at(self, noise_left: float, worth: float, cost: float) -> float:
+        """The step s from which on draws that leave such noise take at most that share of uniform draws' time.
+
+        Args:
+            noise_left: a share.
+            worth: of the time.
+            cost: of scores, in steps; they are in use for s steps.
+        """
+        gain = worth / self.steps_factor(noise_left) - 1
+        return cost / gain if gain > 0 else float("inf")
+
     def of_second_moment(self, second_moment_left: float) -> float:
         """The share of the noise that is left, from the share of the second moment E‖wg‖² that is."""
         if self.scale == float("inf"):
