@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rates", type=int, help="how many learning rates of each grid, from its middle; all")
     parser.add_argument("--steps", type=int, help="T, uniform steps of the smallest batch; by default the problem's")
     parser.add_argument("--points", type=int, default=NUM_POINTS, help="evaluations of a run to 2T, divisible by 4")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", help="by default cuda where there is one, else cpu")
     parser.add_argument(
         "--clock",
         choices=("wall", "cpu"),
@@ -62,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(*names: str, options: argparse.Namespace) -> list[Row]:
     """Rows of the problems named; by default of all that this device can train."""
+    if options.device is None:  # asked for here alone: after that, processes that are forked cannot train
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
     check(names, options)
     device = torch.device(options.device)
     if options.threads is not None or options.quick:

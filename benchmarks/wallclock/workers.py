@@ -1,6 +1,7 @@
 """Runs in processes of their own, one thread each, where processor time is what counts."""
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, TypeVar
@@ -19,7 +20,8 @@ _case: Case
 class Workers:
     """Processes that share the problem's data, which is forked with them.
 
-    Nothing may have been trained in this process: forked ones could not, where torch was built for a GPU.
+    Nothing may have been trained or asked of a GPU in this process: forked ones could not train any more. They are
+    told that there is none, for torch's optimizers ask in every step.
 
     Args:
         number: of processes.
@@ -30,7 +32,7 @@ class Workers:
     def __init__(self, number: int, problem: Problem, case: Case) -> None:
         global _problem, _case
         _problem, _case = problem, case
-        self._executor = ProcessPoolExecutor(number, multiprocessing.get_context("fork"), torch.set_num_threads, (1,))
+        self._executor = ProcessPoolExecutor(number, multiprocessing.get_context("fork"), _start)
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """``function(problem, case, *arguments)`` in one of the processes."""
@@ -50,6 +52,11 @@ class Workers:
     def close(self) -> None:
         """Wait for what is under way, and end."""
         self._executor.shutdown(cancel_futures=True)
+
+
+def _start() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.set_num_threads(1)
 
 
 def _call(function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
