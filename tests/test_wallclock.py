@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from benchmarks.wallclock.progress import OutOfTimeError, Progress  # noqa: E402
 from benchmarks.wallclock.store import Store  # noqa: E402
 from benchmarks.wallclock.table import make_table, show  # noqa: E402
 from benchmarks.wallclock.training import RunConfig, make_optimizer, make_schedule, train  # noqa: E402
+from benchmarks.wallclock.workers import Workers  # noqa: E402
 
 import dasgrad  # noqa: E402
 from benchmark_process import run_benchmark  # noqa: E402
@@ -265,6 +267,28 @@ def test_adaptive_draws_that_stand_aside_take_the_steps_of_uniform_ones():
     uniform = train(small_problem(), case, config, device)["curves"]["train_loss"]
     aside = train(small_problem(), case, replace(config, draws="adaptive:never"), device)["curves"]["train_loss"]
     assert aside == pytest.approx(uniform, rel=1e-6)
+
+
+def where_am_i(problem, case, word):
+    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), torch.get_num_threads(), problem.num_examples, word
+
+
+def test_processes_train_as_this_one_does_on_one_thread_and_without_a_gpu():
+    """A forked process cannot use CUDA, and torch's optimizers ask for it in every step."""
+    problem, case = small_problem(), CASES["rare"]
+    config = RunConfig("rare", "constant", "adam", "reshuffled", 0.01, 8, 0, 8, 2, 64, "cpu", "here")
+    workers = Workers(1, problem, case)
+    try:
+        pid, devices, *rest = workers.call(where_am_i, "word")
+        ((found, run),) = workers.train_all([config])
+    finally:
+        workers.close()
+    assert pid != os.getpid()
+    assert devices == ""
+    assert rest == [1, 64, "word"]
+    assert found == config
+    expected = train(problem, case, config, torch.device("cpu"))["curves"]["train_loss"]
+    assert run["curves"]["train_loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_presampled_gradients_are_unbiased(monkeypatch):
