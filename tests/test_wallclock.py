@@ -273,6 +273,7 @@ def where_am_i(problem, case, word):
     return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), torch.get_num_threads(), problem.num_examples, word
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_processes_train_as_this_one_does_on_one_thread_and_without_a_gpu():
     """A forked process cannot use CUDA, and torch's optimizers ask for it in every step."""
     problem, case = small_problem(), CASES["rare"]
