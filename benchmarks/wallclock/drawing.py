@@ -67,8 +67,9 @@ def reshuffled(training: Training) -> Stream:
     sampler = dasgrad.AdaptiveSampler(len(train[1]), training.batch_size, seed=training.seed, device=training.device)
     while True:
         rows, _ = sampler.draw()
+        inputs, targets = nested.take_rows(train, rows)  # before the gradients go, as in a loop over a loader
         training.optimizer.zero_grad()
-        training.losses(*nested.take_rows(train, rows)).mean().backward()
+        training.losses(inputs, targets).mean().backward()
         yield len(rows)
 
 

@@ -62,15 +62,15 @@ def test_what_is_done_for_the_first_time_does_not_put_off_the_next_look():
 
 @pytest.mark.parametrize("rare", [False, True], ids=["nothing to win", "much to win"])
 def test_looks_are_as_large_as_their_share_of_the_time_allows(looks, rare):
-    """2 % of the steps until the next one, a quarter of 20 % where all is to be won, at 3 · 0.01 s an example."""
-    auto = AutoRefresh(num_audited=4, costs=Costs(step=1.0, example=0.01))
+    """2 % of the steps until the next one, a quarter of 40 % where all is to be won, at 3 · 0.01 s an example."""
+    auto = AutoRefresh(num_audited=4, most_auditing=0.02, costs=Costs(step=1.0, example=0.01))
     model, optimizer, loader = build(auto, rare)
     train(model, optimizer, loader, 400)
     assert looks[0][:2] == (16, 4)
     promises = [0.0, *(1 - found.noise.steps_factor(min(1.0, found.fresh)) for *_, found in looks)]
     assert (promises[-1] > 0.5) == rare
     for (step, number, _), promise in zip(looks[1:], promises[1:], strict=False):
-        share = 0.02 * max(1.0, 10 * promise / 4)
+        share = 0.02 * max(1.0, 20 * promise / 4)
         assert number == pytest.approx(min(400, share * (step // 2) / 0.03), abs=2)
     assert looks[-1][1] > 80
 
@@ -85,14 +85,14 @@ def test_looks_grow_by_eight_and_up_to_a_limit_where_they_cost_next_to_nothing(l
 
 @pytest.mark.parametrize("rare", [False, True], ids=["nothing to win", "much to win"])
 def test_dear_looks_are_put_off_the_less_the_more_is_to_be_won(rare):
-    """64 examples at 3 · 0.1 s take 19.2 s: 2 % of 960 steps, and up to ten times as much of fewer."""
+    """64 examples at 3 · 0.1 s take 19.2 s: 1 % of 1,920 steps, and up to twenty times as much of fewer."""
     auto = AutoRefresh(num_audited=64, costs=Costs(step=1.0, example=0.1))
     model, optimizer, loader = build(auto, rare)
     train(model, optimizer, loader, 17)
     found = loader.diagnosis()
     promise = 1 - Noise(found.noise_scale, BATCH_SIZE).steps_factor(min(1.0, found.noise_left_fresh))
     assert (promise > 0.3) == rare
-    put_off = int(19.2 / (0.02 * 10 * promise)) if rare else 960
+    put_off = int(19.2 / (0.01 * 20 * promise)) if rare else 1920
     assert auto.num_quiet_steps() == 16 + put_off - 18  # of step 18, whose draw comes next, and those up to the look
 
 
@@ -144,7 +144,9 @@ def test_a_refresh_shows_what_scoring_costs(monkeypatch):
 
 def test_looks_of_whole_chunks_keep_up_with_what_scoring_costs(monkeypatch):
     """An example takes half a millisecond, and a whole one from the second look on."""
-    _, (model, optimizer, loader), now = build_timed(rare=False, options={"num_audited": 64}, scoring_chunk_size=64)
+    _, (model, optimizer, loader), now = build_timed(
+        rare=False, options={"num_audited": 64, "most_auditing": 0.02}, scoring_chunk_size=64
+    )
     score = dasgrad.ExampleScorer.__call__
 
     def take_time(self, data):
@@ -256,12 +258,12 @@ def test_scores_of_all_are_kept_as_long_as_fresh_ones_should_hardly_be_better(fl
     assert auto.state_dict()["beliefs"]["aging"]["share"] == pytest.approx(expected.share)
 
 
-def test_scores_of_all_that_win_nothing_are_forgotten_for_fifty_times_their_time(flat):
+def test_scores_of_all_that_win_nothing_are_forgotten_for_a_hundred_times_their_time(flat):
     auto, model, optimizer, loader = flat(0.5, rare=False)
     train(model, optimizer, loader, 17)
     assert (loader.diagnosis().step, loader.diagnosis().decision) == (16, "off")
     assert not loader.sampler.refreshed
-    assert auto.num_quiet_steps() == 16 + 25 - 18
+    assert auto.num_quiet_steps() == 16 + 50 - 18
 
 
 def test_scores_of_all_that_are_too_dear_yet_come_again_when_they_would_pay(flat):

@@ -60,8 +60,8 @@ class AutoRefresh(StepCounter):
         growth: looks are at steps that grow by this factor.
         worth: adaptive draws must promise to take at most this share of the time of uniform ones; the forecast leaves
             out what passes without replacement save.
-        most_auditing: the share of the training time that looks may take where nothing is to be won, up to ten times
-            that where much is; they are put off where they would take more.
+        most_auditing: the share of the training time that looks may take where nothing is to be won, up to twenty
+            times that where much is; they are put off where they would take more.
         costs: in seconds; None measures them.
         clock: seconds since some time, for steps on a CPU and for scoring; None is ``time.perf_counter``.
     """
@@ -73,7 +73,7 @@ class AutoRefresh(StepCounter):
         first: int = 16,
         growth: float = 1.5,
         worth: float = 0.8,
-        most_auditing: float = 0.02,
+        most_auditing: float = 0.01,
         costs: Costs | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -225,7 +225,7 @@ class AutoRefresh(StepCounter):
 
     def _allowed(self) -> float:
         """The share of the time until the next look that the smallest may take: more the more there is to win."""
-        return self._most_auditing * max(1.0, 10 * self._promise)
+        return self._most_auditing * max(1.0, 20 * self._promise)
 
     def _affordable(self, loader: "AdaptiveLoader", seconds: float) -> int:
         """How many examples to look at, with so many seconds until the next look."""
@@ -250,24 +250,22 @@ class AutoRefresh(StepCounter):
         scores, seconds = self._scores_of(loader, scorer, chunks)
         if self._costs is None and len(chunks[0]) == loader.scoring_chunk_size:
             self._scoring_seconds[str(scorer.score)] = seconds * sampler.num_examples / len(indices)
-        started = self._now(scorer)
-        noise = Noise(self._noise_scale(loader, scorer, chunks), loader.batch_size)
-        example_seconds = max(0.0, self._now(scorer) - started) / len(indices)
-        if self._costs is not None:
-            example_seconds = self._costs.example
-        self._example_seconds = example_seconds
         # Examples without a finite score are the refresh's business, which names them.
         finite = torch.isfinite(scores).to(sampler.device)
         scores, indices = scores.to(sampler.device)[finite], indices[finite]
+        second_moment = second_moment_left(scores, weights_of(scores, sampler.floor))
+        if second_moment <= self._worth or not self._beliefs.noise.weight:  # else nothing is to be won anyway
+            self._measure_noise(loader, scorer, chunks)
+        noise = Noise(self._beliefs.noise.scale(loader.batch_size), loader.batch_size)
         now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
-        fresh = noise.of_second_moment(second_moment_left(scores, weights_of(scores, sampler.floor)))
+        fresh = noise.of_second_moment(second_moment)
         aging = self._beliefs.aging
         if not sampler.refreshed:
             aging.forget()
         elif self._left_then < 1:
             aging.observe(self._left_then, now, effective_number(scores))
             now = aging.age(self._left_then)
-        return Found(chunks, finite, scores, noise, now, fresh, example_seconds)
+        return Found(chunks, finite, scores, noise, now, fresh, self._example_seconds)
 
     def _scores_of(
         self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]
@@ -277,14 +275,16 @@ class AutoRefresh(StepCounter):
         scores = torch.cat([scorer(loader.examples_for_scoring(indices)) for indices in chunks])
         return scores, max(0.0, self._now(scorer) - started)
 
-    def _noise_scale(self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]) -> float:
-        """From this look and those before."""
+    def _measure_noise(self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]) -> None:
+        """And what the gradient of an example takes in a large batch."""
+        started = self._now(scorer)
         if scorer.has_losses:
             noise, mean = scorer.noise(loader.examples_for_scoring(indices) for indices in chunks)
             if math.isfinite(noise) and math.isfinite(mean) and noise > 0:
                 number = sum(len(indices) // 2 for indices in chunks)
                 self._beliefs.noise.observe(noise, mean, number)
-        return self._beliefs.noise.scale(loader.batch_size)
+        seconds = max(0.0, self._now(scorer) - started) / sum(map(len, chunks))
+        self._example_seconds = seconds if self._costs is None else self._costs.example
 
     def _options(self, loader: "AdaptiveLoader", found: Found, step_seconds: float, interval: int) -> list[Option]:
         scorer = loader.scorer

@@ -286,7 +286,9 @@ class AdaptiveLoader:
     def start_step(self) -> None:
         """A batch is handed out: the time of its step begins."""
         if self.scorer is not None:
-            self._schedule.stopwatch.start(self._scoring_device, beside=self._rescoring.running)
+            beside, stopwatch = self._rescoring.running, self._schedule.stopwatch
+            if stopwatch.is_due(beside):
+                stopwatch.start(self._scoring_device, beside=beside)
 
     @property
     def num_left(self) -> int:

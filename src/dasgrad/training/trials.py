@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_SMALLEST, _LARGEST, _GROWTH, _STEPS = 64, 4096, 8, 8
+_SMALLEST, _LARGEST, _GROWTH, _STEPS = 64, 512, 8, 8
 """Examples scored at once: so many, growing by a factor, until a trial is as large or takes more than so many steps."""
-_FLAT = 1.5
+_FLAT = 1.25
 """Trials go on, however large, as long as they take hardly longer than smaller ones, as on a GPU with little to do."""
 
 
