@@ -269,6 +269,17 @@ def test_a_pause_between_step_and_next_batch_is_not_timed():
     assert watch.seconds() == 2.0
 
 
+@pytest.mark.parametrize(("beside", "expected"), [(False, 4), (True, 16)])
+def test_one_step_in_four_is_timed_and_beside_a_scoring_all(beside, expected):
+    readings = []
+    watch = Stopwatch(lambda: readings.append(1) or float(len(readings)))
+    for _ in range(16):
+        watch.start(torch.device("cpu"), beside=beside)
+        watch.stop()
+    assert len(readings) == 2 * expected
+    assert watch.seconds(beside=beside) == 1.0
+
+
 def test_a_step_of_several_batches_is_timed_from_the_first():
     now = [0.0]
     watch = Stopwatch(lambda: now[0])

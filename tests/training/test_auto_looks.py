@@ -99,6 +99,21 @@ def test_dear_looks_are_put_off_the_less_the_more_is_to_be_won(rare):
 # --- what is measured -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rare", [False, True], ids=["nothing to win", "much to win"])
+def test_noise_is_measured_at_first_and_then_where_it_decides_something(monkeypatch, looks, rare):
+    measured, noise = [], dasgrad.ExampleScorer.noise
+
+    def note(self, chunks):
+        measured.append(1)
+        return noise(self, chunks)
+
+    monkeypatch.setattr(dasgrad.ExampleScorer, "noise", note)
+    model, optimizer, loader = build(AutoRefresh(costs=CHEAP), rare)
+    train(model, optimizer, loader, 60)
+    assert len(looks) == 4  # steps 16, 24, 36, 54
+    assert len(measured) == (4 if rare else 1)
+
+
 def test_noise_that_is_no_number_is_not_remembered(monkeypatch):
     found = iter([(10.0, 1.0), (math.inf, math.inf), (math.inf, 1.0), (1.0, math.nan), (0.0, 1.0)])
     monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: next(found))
@@ -247,8 +262,11 @@ def test_scores_of_all_are_kept_as_long_as_fresh_ones_should_hardly_be_better(fl
     now = fresh + 0.15 * (1 - fresh)
     assert found.noise_left == pytest.approx((now + now + 0.15 * (1 - now)) / 2)
     assert auto.num_quiet_steps() == 36 - 26
+    assert auto.state_dict()["num_kept"] == 1
     before = loader.sampler.weights
     auto._scoring_seconds["gradient"] = 0.5
+    with torch.no_grad():
+        model.weight.fill_(3.0)  # with which other examples are far off
     train(model, optimizer, loader, 12)
     found = loader.diagnosis()
     assert (found.step, found.decision, found.staleness) == (36, "refresh", 0)
@@ -256,6 +274,8 @@ def test_scores_of_all_are_kept_as_long_as_fresh_ones_should_hardly_be_better(fl
     now = Noise(found.noise_scale, BATCH_SIZE).of_second_moment(second_moment_left(scores, before))
     expected.observe(fresh, now, effective_number(scores), 2)
     assert auto.state_dict()["beliefs"]["aging"]["share"] == pytest.approx(expected.share)
+    assert abs(expected.share - 0.15) > 0.003
+    assert auto.state_dict()["num_kept"] == 0
 
 
 def test_scores_of_all_that_win_nothing_are_forgotten_for_a_hundred_times_their_time(flat):
