@@ -142,6 +142,14 @@ def test_states_of_another_kind_of_refresh_are_refused():
         fixed.load_state_dict(automatic.state_dict())
 
 
+def test_states_of_another_version_are_refused_by_number():
+    loader = build("auto")[2]
+    state = loader.state_dict()
+    (key,) = (key for key, value in state.items() if isinstance(value, dict) and "auto" in value)
+    with pytest.raises(ValueError, match=r"state of version 3 of 'auto', got 2\."):
+        loader.load_state_dict({**state, key: {**state[key], "auto": 2}})
+
+
 def test_out_of_memory_leaves_the_last_probabilities_and_training_goes_on(monkeypatch):
     model, optimizer, loader = build(AutoRefresh(costs=CHEAP))
     train(model, optimizer, loader, 30)

@@ -468,12 +468,12 @@ class AutoRefresh(StepCounter):
         }
 
     def check(self, state_dict: Mapping[str, Any]) -> None:
-        """Refuse the state of a loader with another kind of ``refresh``."""
-        if state_dict.get("auto") != STATE_VERSION:
-            raise ValueError(
-                f"`AdaptiveLoader.load_state_dict` needs a loader with refresh={state_dict.get('interval', 'auto')!r}, "
-                "got 'auto'."
-            )
+        """Refuse the state of a loader with another kind of ``refresh``, or of another version of this one."""
+        where, version = "`AdaptiveLoader.load_state_dict`", state_dict.get("auto")
+        if version is None:
+            raise ValueError(f"{where} needs a loader with refresh={state_dict['interval']!r}, got 'auto'.")
+        if version != STATE_VERSION:
+            raise ValueError(f"{where} must have a state of version {STATE_VERSION} of 'auto', got {version!r}.")
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore `state_dict`; costs go on from what was measured, steps are timed anew."""
