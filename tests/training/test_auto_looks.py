@@ -9,7 +9,7 @@ import dasgrad
 from dasgrad.training import AutoRefresh, Costs, trials
 from dasgrad.training import auto as auto_module
 from dasgrad.training.beliefs import USUAL_NOISE, AgingBelief
-from dasgrad.training.findings import Option
+from dasgrad.training.findings import HARDLY, Option
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left
 from training.auto_runs import BATCH_SIZE, CHEAP, DEAR, NUM_EXAMPLES, build, build_timed, train
 
@@ -38,9 +38,9 @@ def test_trying_out_what_scoring_costs_does_not_put_off_the_next_look():
         now[0] += 1000.0
         return 0.01
 
-    auto._time_once = trial
+    auto._costs.time_once = trial
     train(model, optimizer, loader, 20)
-    auto._scoring_seconds.clear()  # the second look, at step 24, has to try again
+    auto._costs.seconds.clear()  # the second look, at step 24, has to try again
     train(model, optimizer, loader, 30)
     assert now[0] > 2000
     assert loader.diagnosis().step == 36  # the third look: steps 16, 24, 36
@@ -48,13 +48,13 @@ def test_trying_out_what_scoring_costs_does_not_put_off_the_next_look():
 
 def test_what_is_done_for_the_first_time_does_not_put_off_the_next_look():
     auto, (model, optimizer, loader), now = build_timed()
-    scores_of = auto._scores_of
+    scores_of = auto._costs.scores_of
 
     def slow_at_first(*args):
         now[0] += 1000.0 if loader.num_steps < 16 else 0.0
         return scores_of(*args)
 
-    auto._scores_of = slow_at_first
+    auto._costs.scores_of = slow_at_first
     train(model, optimizer, loader, 24)
     assert now[0] > 1000
     assert loader.diagnosis().step == 24
@@ -160,7 +160,7 @@ def test_a_refresh_shows_what_scoring_costs(monkeypatch):
 def test_looks_of_whole_chunks_keep_up_with_what_scoring_costs(monkeypatch):
     """An example takes half a millisecond, and a whole one from the second look on."""
     _, (model, optimizer, loader), now = build_timed(
-        rare=False, options={"num_audited": 64, "most_auditing": 0.02}, scoring_chunk_size=64
+        rare=False, options={"num_audited": 32, "most_auditing": 0.02}, scoring_chunk_size=32
     )
     score = dasgrad.ExampleScorer.__call__
 
@@ -254,7 +254,7 @@ def test_scores_of_all_are_kept_as_long_as_fresh_ones_should_hardly_be_better(fl
     auto, model, optimizer, loader = flat(0.5)
     train(model, optimizer, loader, 17)
     fresh = loader.diagnosis().noise_left_fresh
-    auto._scoring_seconds["gradient"] = 12.0  # as if it had cost so much
+    auto._costs.seconds["gradient"] = 12.0  # as if it had cost so much
     auto._look_seconds = 20.0
     train(model, optimizer, loader, 8)
     found = loader.diagnosis()
@@ -264,7 +264,7 @@ def test_scores_of_all_are_kept_as_long_as_fresh_ones_should_hardly_be_better(fl
     assert auto.num_quiet_steps() == 36 - 26
     assert auto.state_dict()["num_kept"] == 1
     before = loader.sampler.weights
-    auto._scoring_seconds["gradient"] = 0.5
+    auto._costs.seconds["gradient"] = 0.5
     with torch.no_grad():
         model.weight.fill_(3.0)  # with which other examples are far off
     train(model, optimizer, loader, 12)
@@ -286,15 +286,39 @@ def test_scores_of_all_that_win_nothing_are_forgotten_for_a_hundred_times_their_
     assert auto.num_quiet_steps() == 16 + 50 - 18
 
 
-def test_scores_of_all_that_are_too_dear_yet_come_again_when_they_would_pay(flat):
-    auto, model, optimizer, loader = flat(100.0)
+def test_scores_of_all_that_are_too_dear_to_make_again_are_used_until_they_pay(flat):
+    """They take 100 steps and are there by the look at step 16: what they cost is spent, so they are worth keeping."""
+    _, model, optimizer, loader = flat(100.0)
     train(model, optimizer, loader, 17)
     found = loader.diagnosis()
-    assert (found.step, found.decision) == (16, "off")
+    assert (found.step, found.decision) == (16, "refresh")
+    noise, fresh = Noise(found.noise_scale, BATCH_SIZE), found.noise_left_fresh
+    factor = noise.steps_factor(fresh + 0.15 * (1 - fresh) / 2)
+    assert found.time_factor == pytest.approx(factor)
+    now = fresh
+    for step in (24, 36, 54, 81, 121, 181):
+        train(model, optimizer, loader, step + 1 - loader.num_steps)
+        found, now = loader.diagnosis(), now + 0.15 * (1 - now)
+        kept = noise.steps_factor(now + 0.15 * (1 - now) / 2)
+        pays = (1 + 100.0 / (2 * (step // 2))) * factor < kept - HARDLY
+        assert (found.step, found.decision) == (step, "refresh" if pays else "keep")
+        if pays:
+            break
+    assert pays
+    assert step > 24
+
+
+def test_scores_of_all_that_have_aged_and_are_too_dear_to_make_again_are_forgotten_until_they_pay(flat):
+    auto, model, optimizer, loader = flat(100.0)
+    train(model, optimizer, loader, 17)
+    fresh = loader.diagnosis().noise_left_fresh
+    auto._left_then = 0.9  # as if they had aged so much
+    train(model, optimizer, loader, 8)
+    found = loader.diagnosis()
+    assert (found.step, found.decision) == (24, "off")
     assert not loader.sampler.refreshed
-    left = found.noise_left_fresh + 0.15 * (1 - found.noise_left_fresh) / 2
-    factor = Noise(found.noise_scale, BATCH_SIZE).steps_factor(left)
-    step = auto.num_quiet_steps() + 18
+    factor = Noise(found.noise_scale, BATCH_SIZE).steps_factor(fresh + 0.15 * (1 - fresh) / 2)
+    step = auto.num_quiet_steps() + 26
     assert (1 + 100.0 / step) * factor <= 0.8 < (1 + 100.0 / (step - 2)) * factor
 
 
@@ -323,8 +347,8 @@ def look_at(monkeypatch):
         auto, (model, optimizer, loader), _ = build_timed(options={"worth": 1.0}, score=score)
         monkeypatch.setattr(auto, "seconds_of", lambda name, loader: {"last_layer": 1e9, **seconds}[name])
         if change is not None:
-            scores_of = auto._scores_of
-            monkeypatch.setattr(auto, "_scores_of", lambda *args: change(args[1].score, *scores_of(*args)))
+            scores_of = auto._costs.scores_of
+            monkeypatch.setattr(auto._costs, "scores_of", lambda *args: change(args[1].score, *scores_of(*args)))
         train(model, optimizer, loader, 17)
         return loader.diagnosis()
 

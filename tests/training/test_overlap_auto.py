@@ -67,7 +67,7 @@ def test_auto_reckons_with_what_training_loses_alone():
 def test_auto_measures_what_it_loses():
     model, optimizer, loader = build(overlap="auto", refresh="auto", losses=sleepy_losses)
     train(model, optimizer, loader, 120, lambda: time.sleep(0.0005))
-    assert loader._schedule._lost <= 1.0
+    assert loader._schedule._costs.lost <= 1.0
 
 
 @pytest.mark.parametrize(("waited", "lost"), [(1.0, 0.85), (9.0, 1.0)])
@@ -78,7 +78,9 @@ def test_what_training_loses_is_slower_steps_and_the_wait_in_the_end(waited, los
     for beside in (False, True):
         auto.stopwatch.start(torch.device("cpu"), beside=beside)
         auto.stopwatch.stop()
-    auto._note_costs(Scored(torch.ones(3), 8, 11, "dasgrad", seconds=10.0, waited_seconds=waited))
+    auto._costs.note_beside(
+        Scored(torch.ones(3), 8, 11, "dasgrad", seconds=10.0, waited_seconds=waited), auto.stopwatch.lost_beside()
+    )
     state = auto.state_dict()
     assert state["lost"] == pytest.approx(lost)
     assert state["scoring_seconds"] == {"dasgrad": 10.0}

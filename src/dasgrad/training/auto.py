@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,14 +23,13 @@ from torch import Tensor
 from dasgrad.scoring import ExampleScorer
 from dasgrad.training import generators
 from dasgrad.training.beliefs import Beliefs
-from dasgrad.training.costs import Costs
-from dasgrad.training.diagnosis import Diagnosis
+from dasgrad.training.costs import Costs, ScoringCosts
+from dasgrad.training.diagnosis import Decision, Diagnosis
 from dasgrad.training.findings import HARDLY, Found, Option, choose
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
-from dasgrad.training.overlap import Scored
 from dasgrad.training.refresh import StepCounter
 from dasgrad.training.stopwatch import Clock
-from dasgrad.training.trials import try_out
+from dasgrad.training.trials import Trial
 
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
@@ -49,6 +49,8 @@ _GRADIENTS = 3
 """Looking at one example more takes about so many times its share of scoring all: its score and gradients of halves."""
 _CALLS = 4
 """A first idea of what a look takes: so many times the scores of its examples."""
+_WHOLE = 2
+"""Where all examples are scored in the time of so many looks, looks score all: such scores are exact, and in hand."""
 
 
 class AutoRefresh(StepCounter):
@@ -86,24 +88,21 @@ class AutoRefresh(StepCounter):
             raise ValueError(f"`AutoRefresh(worth=...)` must be in (0, 1], got {worth!r}.")
         if not 0 < most_auditing < 1:
             raise ValueError(f"`AutoRefresh(most_auditing=...)` must be in (0, 1), got {most_auditing!r}.")
-        self._clock = time.perf_counter if clock is None else clock
-        super().__init__(self._clock)
+        clock = time.perf_counter if clock is None else clock
+        super().__init__(clock)
         self._num_audited = num_audited
         self._growth = growth
         self._worth = worth
         self._most_auditing = most_auditing
-        self._costs = costs
+        self._costs = ScoringCosts(costs, clock)
         self._tiers: dict[str, ExampleScorer | None] = {}
         self._next_look = first
         self._refreshed_at: int | None = None  # by a decision; the sampler knows whether there are scores in use
         self._left_then = 1.0  # noise left at the last look, by the scores in use
         self._beliefs = Beliefs.usual()
-        self._scoring_seconds: dict[str, float] = {}  # of all examples, by the score's name
-        self._lost = 1.0 if costs is None else costs.lost  # until it was measured, as if training stood still
         self._num_looked_at = num_audited
         self._look_seconds: float | None = None  # of the last look; None where it is not known yet
         self._promise = 0.0  # the share of the time that fresh scores would save, if they cost nothing
-        self._trial_seconds = 0.0  # of the present look
         self._example_seconds = 0.0  # of a gradient, at the last look at some
         self._num_kept = 0  # looks at which scores of all were kept, since they were made
         self._failure = ""
@@ -114,9 +113,11 @@ class AutoRefresh(StepCounter):
     def before_draw(self, loader: "AdaptiveLoader") -> None:
         """Let pending scores take effect, look and decide, each where it is time to."""
         try:
+            if self.num_steps + 1 < self._next_look and not loader.pending:  # most of the time
+                return
             scored = loader.take_effect()
             if scored is not None:
-                self._note_costs(scored)
+                self._costs.note_beside(scored, self.stopwatch.lost_beside())
             if self._failure or loader.pending or self.num_steps + 1 < self._next_look:
                 return
             step_seconds = self._step_seconds()
@@ -136,29 +137,20 @@ class AutoRefresh(StepCounter):
         """Steps that can be drawn for at once after `before_draw`: none of their draws is preceded by a look."""
         return sys.maxsize if self._failure else max(1, self._next_look - 1 - self.num_steps)
 
-    def _note_costs(self, scored: Scored) -> None:
-        """What scoring beside training took, and took from training."""
-        if self._costs is not None or not scored.seconds > 0:
-            return
-        self._scoring_seconds[scored.score] = scored.seconds
-        slower = self.stopwatch.lost_beside()
-        if slower is not None:
-            self._lost = min(1.0, slower + scored.waited_seconds / scored.seconds)
-
     def _step_seconds(self) -> float | None:
-        if self._costs is not None:
-            return self._costs.step
-        return self.stopwatch.seconds()
+        given = self._costs.given
+        return self.stopwatch.seconds() if given is None else given.step
 
     def _look(self, loader: "AdaptiveLoader", step_seconds: float) -> None:
         assert loader.scorer is not None
-        started, self._trial_seconds = self._clock(), 0.0
+        started = self._costs.clock() - self._costs.trial_seconds
         step = self.num_steps + 1
         interval = max(1, int(step * (self._growth - 1)))
         first = self._look_seconds is None
-        if self._costs is None and str(loader.scorer.score) not in self._scoring_seconds:
-            idea = self._try_out(loader, loader.scorer, step)
-            self._look_seconds = idea if first else self._look_seconds
+        if not self._costs.is_known(str(loader.scorer.score)):
+            tried = self._try_out(loader, loader.scorer, step)
+            if first:
+                self._look_seconds = _CALLS * tried.seconds(self._num_audited, self._num_audited)
         if self._scores_are_cheap(loader):
             self._look_at_all(loader, step_seconds, interval)
             return
@@ -166,58 +158,60 @@ class AutoRefresh(StepCounter):
         found = self.audit(loader, step, self._num_looked_at)
         options = self._options(loader, found, step_seconds, interval)
         best = choose(options, self._worth)
-        if self._costs is not None:
-            self._look_seconds = _GRADIENTS * self._costs.example * self._num_looked_at
+        if self._costs.given is not None:
+            self._look_seconds = _GRADIENTS * self._costs.given.example * self._num_looked_at
         elif not first:  # when much is done that does not come again, as is trying out what a score costs
-            self._look_seconds = max(0.0, self._clock() - started - self._trial_seconds)
+            self._look_seconds = max(0.0, self._costs.clock() - self._costs.trial_seconds - started)
         self._promise = 1 - found.noise.steps_factor(min(1.0, found.fresh))
         self._carry_out(loader, best, found.noise, found.fresh)
         assert self._look_seconds is not None
         self._next_look = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
 
     def _scores_are_cheap(self, loader: "AdaptiveLoader") -> bool:
-        """Whether all examples are scored in the time of a look, most of which can be the calls, as on a GPU."""
-        if self._costs is not None or loader.overlap != 0:
+        """Whether all examples are scored in the time of a few looks, most of which can be the calls, as on a GPU."""
+        if self._costs.given is not None or loader.overlap != 0:
             return False
         assert loader.scorer is not None
         assert self._look_seconds is not None
-        return self.seconds_of(str(loader.scorer.score), loader) < self._look_seconds
+        return self.seconds_of(str(loader.scorer.score), loader) < _WHOLE * self._look_seconds
 
     def _look_at_all(self, loader: "AdaptiveLoader", step_seconds: float, interval: int) -> None:
         """Score all examples where that should pay, see what they are worth, and keep the scores or forget them."""
         scorer, sampler, step = loader.scorer, loader.sampler, self.num_steps + 1
         assert scorer is not None
         aging, noise = self._beliefs.aging, Noise(self._beliefs.noise.scale(loader.batch_size), loader.batch_size)
-        training = _LASTING * interval * step_seconds
+        in_steps = self.seconds_of(str(scorer.score), loader) / step_seconds
 
-        def refreshed(fresh: float) -> Option:
-            left = (fresh + aging.age(fresh)) / 2
-            cost = 1 + self.seconds_of(str(scorer.score), loader) / training
-            return Option("refresh", cost * noise.steps_factor(left), fresh, left)
+        def draws_by(decision: Decision, now: float) -> Option:
+            left = (now + aging.age(now)) / 2
+            return Option(decision, noise.steps_factor(left), now, left)
+
+        def with_cost(option: Option) -> float:
+            return option.factor * (1 + in_steps / (_LASTING * interval))
 
         self._next_look = step + interval
-        fresh = self.last.noise_left_fresh
+        fresh, before = self.last.noise_left_fresh, None
         if sampler.refreshed:
-            now = aging.age(self._left_then)
-            left = (now + aging.age(now)) / 2
-            best = Option("keep", noise.steps_factor(left), now, left)
-            if refreshed(fresh).factor > best.factor - HARDLY:
+            best = draws_by("keep", aging.age(self._left_then))
+            if with_cost(draws_by("refresh", fresh)) > min(self._worth, best.factor - HARDLY):
                 self._num_kept += 1
-                self._carry_out(loader, best, noise, fresh)
-                return
-        weights = sampler.weights if sampler.refreshed else None
-        seconds = self._rescore(loader, scorer)
-        scores = sampler.scores
-        if weights is not None:
-            now = noise.of_second_moment(second_moment_left(scores, weights))
-            aging.observe(fresh, now, effective_number(scores), 1 + self._num_kept)
-        self._num_kept = 0
-        fresh = noise.of_second_moment(second_moment_left(scores, sampler.weights))
-        best = refreshed(fresh)
-        if best.factor > self._worth:  # until such scores would pay, or looks take a small share of the time
-            share = _LASTING * (self._growth - 1)
-            pays_at = noise.pays_at(best.noise_left, self._worth, seconds / (share * step_seconds))
-            rare = step + seconds / (self._most_auditing * step_seconds)
+            else:
+                before = sampler.weights
+        if not sampler.refreshed or before is not None:
+            in_steps = self._rescore(loader, scorer) / step_seconds
+            scores = sampler.scores
+            if before is not None:
+                now = noise.of_second_moment(second_moment_left(scores, before))
+                aging.observe(fresh, now, effective_number(scores), 1 + self._num_kept)
+            self._num_kept = 0
+            fresh = noise.of_second_moment(second_moment_left(scores, sampler.weights))
+            best = draws_by("refresh", fresh)
+            if with_cost(best) <= self._worth:  # else they are in use for what is spent already
+                best = replace(best, factor=with_cost(best))
+        if best.factor > self._worth:  # until fresh ones would pay, or looks take a small share of the time
+            again = draws_by("refresh", fresh)
+            pays_at = noise.pays_at(again.noise_left, self._worth, in_steps / (_LASTING * (self._growth - 1)))
+            rare = step + in_steps / self._most_auditing
             self._next_look = max(self._next_look, math.ceil(min(pays_at, rare)))
             best = Option("off", 1.0, 1.0, 1.0)
         self._promise = 1 - noise.steps_factor(min(1.0, fresh))
@@ -245,11 +239,11 @@ class AutoRefresh(StepCounter):
         assert scorer is not None
         indices = self._choose(loader, step, number)
         chunks = indices.split(loader.scoring_chunk_size)
-        if self._costs is None and str(scorer.score) not in self._scoring_seconds:
+        if not self._costs.is_known(str(scorer.score)):
             self._try_out(loader, scorer, step)  # for `examine`
-        scores, seconds = self._scores_of(loader, scorer, chunks)
-        if self._costs is None and len(chunks[0]) == loader.scoring_chunk_size:
-            self._scoring_seconds[str(scorer.score)] = seconds * sampler.num_examples / len(indices)
+        scores, seconds = self._costs.scores_of(loader, scorer, chunks)
+        if len(chunks[0]) == loader.scoring_chunk_size:
+            self._costs.note(str(scorer.score), seconds * sampler.num_examples / len(indices))
         # Examples without a finite score are the refresh's business, which names them.
         finite = torch.isfinite(scores).to(sampler.device)
         scores, indices = scores.to(sampler.device)[finite], indices[finite]
@@ -267,24 +261,16 @@ class AutoRefresh(StepCounter):
             now = aging.age(self._left_then)
         return Found(chunks, finite, scores, noise, now, fresh, self._example_seconds)
 
-    def _scores_of(
-        self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]
-    ) -> tuple[Tensor, float]:
-        """Scores of the examples of some chunks, and what they took."""
-        started = self._now(scorer)
-        scores = torch.cat([scorer(loader.examples_for_scoring(indices)) for indices in chunks])
-        return scores, max(0.0, self._now(scorer) - started)
-
     def _measure_noise(self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]) -> None:
         """And what the gradient of an example takes in a large batch."""
-        started = self._now(scorer)
+        started = self._costs.now(scorer)
         if scorer.has_losses:
             noise, mean = scorer.noise(loader.examples_for_scoring(indices) for indices in chunks)
             if math.isfinite(noise) and math.isfinite(mean) and noise > 0:
                 number = sum(len(indices) // 2 for indices in chunks)
                 self._beliefs.noise.observe(noise, mean, number)
-        seconds = max(0.0, self._now(scorer) - started) / sum(map(len, chunks))
-        self._example_seconds = seconds if self._costs is None else self._costs.example
+        seconds = max(0.0, self._costs.now(scorer) - started) / sum(map(len, chunks))
+        self._example_seconds = seconds if self._costs.given is None else self._costs.given.example
 
     def _options(self, loader: "AdaptiveLoader", found: Found, step_seconds: float, interval: int) -> list[Option]:
         scorer = loader.scorer
@@ -309,7 +295,7 @@ class AutoRefresh(StepCounter):
         # Cheaper scores are tried where one that costs a third and leaves as little noise would change the choice.
         seconds = self._seconds_lost(loader, self.seconds_of(str(scorer.score), loader))
         ideal = exact.factor * (1 + seconds / 3 / training) / (1 + seconds / training)
-        if ideal < CLEARLY * min(self._worth, *(option.factor for option in options)) and self._costs is None:
+        if ideal < CLEARLY * min(self._worth, *(option.factor for option in options)) and self._costs.given is None:
             options += self._cheaper(loader, found, exact, refreshing)
         return options
 
@@ -321,7 +307,7 @@ class AutoRefresh(StepCounter):
 
     def _seconds_lost(self, loader: "AdaptiveLoader", seconds: float) -> float:
         """What training loses by a scoring that takes so long."""
-        return seconds if loader.overlap == 0 else self._lost * seconds
+        return seconds if loader.overlap == 0 else self._costs.lost * seconds
 
     def _cheaper(
         self,
@@ -353,9 +339,9 @@ class AutoRefresh(StepCounter):
         if scorer is None:
             return None
         try:
-            if name not in self._scoring_seconds:
+            if not self._costs.is_known(name):
                 self._try_out(loader, scorer, self.num_steps + 1)
-            cheap = self._scores_of(loader, scorer, found.chunks)[0].to(found.scores)[found.finite]
+            cheap = self._costs.scores_of(loader, scorer, found.chunks)[0].to(found.scores)[found.finite]
         except ValueError:
             self._tiers[name] = None
             return None
@@ -398,11 +384,9 @@ class AutoRefresh(StepCounter):
 
     def _rescore(self, loader: "AdaptiveLoader", scorer: ExampleScorer) -> float:
         """Rescore all examples, and return what that takes."""
-        started = self._now(scorer)
+        started = self._costs.now(scorer)
         loader.rescore(scorer)
-        seconds = self._now(scorer) - started
-        if self._costs is None and seconds > 0:
-            self._scoring_seconds[str(scorer.score)] = seconds
+        self._costs.note(str(scorer.score), self._costs.now(scorer) - started)
         return self.seconds_of(str(scorer.score), loader)
 
     # --- measuring ------------------------------------------------------------------------------------
@@ -414,36 +398,14 @@ class AutoRefresh(StepCounter):
         size = min(number, max(2, sampler.num_examples))
         return sampler.from_target(torch.rand(size, generator=generator, dtype=torch.float64).to(sampler.device))
 
-    def _now(self, scorer: ExampleScorer) -> float:
-        device = next(scorer.model.parameters()).device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return self._clock()
-
-    def _try_out(self, loader: "AdaptiveLoader", scorer: ExampleScorer, step: int) -> float:
-        """A first idea of what scoring all examples takes; returns one of what a look takes."""
-        started = self._clock()
-        most = min(loader.scoring_chunk_size, loader.sampler.num_examples)
-
-        def time_scores(size: int) -> float:
-            return self._time_once(scorer, loader.examples_for_scoring(self._choose(loader, step, size)))
-
-        found = try_out(time_scores, most, self._step_seconds() or 0.0)
-        seconds = found.seconds(loader.sampler.num_examples, loader.scoring_chunk_size)
-        self._scoring_seconds[str(scorer.score)] = seconds
-        self._trial_seconds += max(0.0, self._now(scorer) - started)
-        return _CALLS * found.seconds(self._num_audited, self._num_audited)
-
-    def _time_once(self, scorer: ExampleScorer, data: Any) -> float:
-        started = self._now(scorer)
-        scorer(data)
-        return self._now(scorer) - started
+    def _try_out(self, loader: "AdaptiveLoader", scorer: ExampleScorer, step: int) -> Trial:
+        """A first idea of what scoring takes."""
+        choose = partial(self._choose, loader, step)
+        return self._costs.try_out(loader, scorer, choose, self._step_seconds() or 0.0)
 
     def seconds_of(self, name: str, loader: "AdaptiveLoader") -> float:
         """Of scoring all examples by the score of that name."""
-        if self._costs is not None:
-            return self._costs.example * loader.sampler.num_examples
-        return self._scoring_seconds[name]
+        return self._costs.of_all(name, loader.sampler.num_examples)
 
     # --- state ----------------------------------------------------------------------------------------
 
@@ -456,8 +418,8 @@ class AutoRefresh(StepCounter):
             "refreshed_at": self._refreshed_at,
             "left_then": self._left_then,
             "beliefs": self._beliefs.state_dict(),
-            "scoring_seconds": dict(self._scoring_seconds),
-            "lost": self._lost,
+            "scoring_seconds": dict(self._costs.seconds),
+            "lost": self._costs.lost,
             "num_looked_at": self._num_looked_at,
             "look_seconds": self._look_seconds,
             "example_seconds": self._example_seconds,
@@ -483,8 +445,8 @@ class AutoRefresh(StepCounter):
         self._refreshed_at = state_dict["refreshed_at"]
         self._left_then = float(state_dict["left_then"])
         self._beliefs = Beliefs.from_state_dict(state_dict["beliefs"])
-        self._scoring_seconds = dict(state_dict["scoring_seconds"])
-        self._lost = float(state_dict.get("lost", self._lost))  # which states once did not have
+        self._costs.seconds = dict(state_dict["scoring_seconds"])
+        self._costs.lost = float(state_dict.get("lost", self._costs.lost))  # which states once did not have
         self._num_looked_at = int(state_dict["num_looked_at"])
         self._look_seconds = state_dict["look_seconds"]
         self._example_seconds = float(state_dict["example_seconds"])

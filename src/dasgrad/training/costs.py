@@ -1,6 +1,20 @@
-"""`Costs`: what `AutoRefresh` reckons with where it is not to measure."""
+"""What scoring costs: `Costs` where that is given, `ScoringCosts` where it is measured."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dasgrad.scoring import ExampleScorer
+from dasgrad.scoring.isolation import device_of
+from dasgrad.training.overlap import Scored
+from dasgrad.training.stopwatch import Clock
+from dasgrad.training.trials import Trial, try_out
+
+if TYPE_CHECKING:
+    from dasgrad.training.loader import AdaptiveLoader
 
 
 @dataclass(frozen=True)
@@ -20,3 +34,74 @@ class Costs:
                 raise ValueError(f"`Costs({name}=...)` must be a positive number of seconds, got {value!r}.")
         if not (isinstance(self.lost, (int, float)) and 0 <= self.lost <= 1):
             raise ValueError(f"`Costs(lost=...)` must be in [0, 1], got {self.lost!r}.")
+
+
+class ScoringCosts:
+    """Seconds that scoring takes, by the name of the score: as given, or as last measured.
+
+    Args:
+        given: None measures.
+        clock: seconds since some time.
+    """
+
+    def __init__(self, given: Costs | None, clock: Clock) -> None:
+        self.given = given
+        self.clock = clock
+        self.seconds: dict[str, float] = {}  # of all examples
+        self.lost = 1.0 if given is None else given.lost  # until it was measured, as if training stood still
+        self.trial_seconds = 0.0  # spent on trials so far
+
+    def is_known(self, name: str) -> bool:
+        """Whether that score was tried, or need not be."""
+        return self.given is not None or name in self.seconds
+
+    def of_all(self, name: str, num_examples: int) -> float:
+        """Of scoring all examples by that score."""
+        return self.seconds[name] if self.given is None else self.given.example * num_examples
+
+    def note(self, name: str, seconds: float) -> None:
+        """All examples took so long, or should."""
+        if self.given is None and seconds > 0:
+            self.seconds[name] = seconds
+
+    def note_beside(self, scored: Scored, slower: float | None) -> None:
+        """What scoring beside training took, and took from training, whose steps were slower by that share."""
+        self.note(scored.score, scored.seconds)
+        if self.given is None and scored.seconds > 0 and slower is not None:
+            self.lost = min(1.0, slower + scored.waited_seconds / scored.seconds)
+
+    def now(self, scorer: ExampleScorer) -> float:
+        """The time when all that was asked of the model's device is done."""
+        device = device_of(scorer.model)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return self.clock()
+
+    def scores_of(
+        self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]
+    ) -> tuple[Tensor, float]:
+        """Scores of the examples of some chunks, and what they took."""
+        started = self.now(scorer)
+        scores = torch.cat([scorer(loader.examples_for_scoring(indices)) for indices in chunks])
+        return scores, max(0.0, self.now(scorer) - started)
+
+    def try_out(
+        self, loader: "AdaptiveLoader", scorer: ExampleScorer, choose: Callable[[int], Tensor], step_seconds: float
+    ) -> Trial:
+        """A first idea of what scoring takes, from chunks of examples that ``choose`` gives so many of."""
+        started = self.clock()
+        num_examples = loader.sampler.num_examples
+
+        def time_scores(size: int) -> float:
+            return self.time_once(scorer, loader.examples_for_scoring(choose(size)))
+
+        found = try_out(time_scores, min(loader.scoring_chunk_size, num_examples), step_seconds)
+        self.seconds[str(scorer.score)] = found.seconds(num_examples, loader.scoring_chunk_size)
+        self.trial_seconds += max(0.0, self.now(scorer) - started)
+        return found
+
+    def time_once(self, scorer: ExampleScorer, data: Any) -> float:
+        """Seconds of the scores of one chunk."""
+        started = self.now(scorer)
+        scorer(data)
+        return self.now(scorer) - started

@@ -7,6 +7,10 @@ _SMALLEST, _LARGEST, _GROWTH, _STEPS = 64, 512, 8, 8
 """Examples scored at once: so many, growing by a factor, until a trial is as large or takes more than so many steps."""
 _FLAT = 1.25
 """Trials go on, however large, as long as they take hardly longer than smaller ones, as on a GPU with little to do."""
+_LEAST = 0.02
+"""The share of a trial's time that is believed to grow with its size, at least, where the next is chosen."""
+_NEARLY = 4
+"""A trial a quarter as large as the largest chunk says enough of it."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,14 @@ def try_out(time_scores: Callable[[int], float], most: int, step_seconds: float)
     time_scores(size)  # first use has costs of its own
     while True:
         seconds = max(0.0, time_scores(size))
+        slope = (seconds - previous[1]) / (size - previous[0])
         enough = size >= _LARGEST or seconds > _STEPS * step_seconds
-        if size == most or (previous[0] and enough and seconds > _FLAT * previous[1]):
+        flat = seconds <= _FLAT * previous[1]
+        if size == most or (previous[0] and enough and (not flat or _NEARLY * size >= most)):
             break
-        size, previous = min(most, _GROWTH * size), (size, seconds)
-    each = max((seconds - previous[1]) / (size - previous[0]), 0.1 * seconds / size)
+        next_size = _GROWTH * size
+        if flat:  # so many that it should take twice as long
+            next_size = max(next_size, size + int(seconds / max(slope, _LEAST * seconds / size, 1e-12)))
+        size, previous = min(most, next_size), (size, seconds)
+    each = max(slope, 0.1 * seconds / size)
     return Trial(max(0.0, seconds - each * size), each)
