@@ -37,7 +37,7 @@ METHODS = {
         *("set_epoch", "state_dict", "load_state_dict"),
     ),
     "AutoRefresh": (
-        *("audit", "seconds_of", "before_draw", "num_quiet_steps"),
+        *("audit", "diagnose", "seconds_of", "before_draw", "num_quiet_steps"),
         *("state_dict", "load_state_dict", "check"),
     ),
     "Beta1Decay": ("step", "state_dict", "load_state_dict"),

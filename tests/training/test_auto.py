@@ -10,6 +10,7 @@ import torch
 import dasgrad
 from dasgrad.training import AutoRefresh, Costs, Diagnosis
 from dasgrad.training.beliefs import USUAL_NOISE, NoiseBelief
+from dasgrad.training.forecast import Noise
 from dasgrad.training.stopwatch import Stopwatch
 from training.auto_runs import BATCH_SIZE, CHEAP, DEAR, NUM_EXAMPLES, build, make_data, train
 
@@ -203,14 +204,21 @@ def test_a_data_set_of_single_examples():
 
 
 def test_a_score_of_ones_own_says_nothing_of_the_noise():
-    """Without a loss it is taken for the usual."""
+    """Without a loss it is taken for the usual, and nobody is told that it was measured."""
 
     def score(model, data):
         return (model(data[0])[:, 0] - data[1]).abs()
 
     model, optimizer, loader = build(AutoRefresh(costs=CHEAP), score=score)
     train(model, optimizer, loader, 17)
-    assert loader.diagnosis().noise_scale == pytest.approx(USUAL_NOISE * BATCH_SIZE)
+    found = loader.diagnosis()
+    assert (found.noise_scale, found.larger_batch_factor) == (None, None)
+    assert "Noise scale: not measured." in str(found)
+    assert "larger" not in str(found)
+    usual = Noise(USUAL_NOISE * BATCH_SIZE, BATCH_SIZE)
+    assert found.time_factor == pytest.approx(
+        usual.steps_factor(found.noise_left) * (1 + 1e-4 * NUM_EXAMPLES / 16), rel=1e-6
+    )
     assert loader.sampler.refreshed
 
 
@@ -329,4 +337,4 @@ def test_a_look_tells_what_it_believes_of_the_noise(monkeypatch):
     loader = build(auto)[2]
     belief = NoiseBelief()
     belief.observe(1e6, 1e5, 32)
-    assert auto.audit(loader, 1, 64).noise.scale == pytest.approx(belief.scale(loader.batch_size))
+    assert auto.audit(loader, 1, 64).noise.scale == pytest.approx(belief.at(loader.batch_size).scale)

@@ -13,14 +13,17 @@ from dasgrad.training.findings import HARDLY, Option
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left
 from training.auto_runs import BATCH_SIZE, CHEAP, DEAR, NUM_EXAMPLES, build, build_timed, train
 
+USUAL = Noise(USUAL_NOISE * BATCH_SIZE, BATCH_SIZE)
+"""What is believed of the noise where it was not measured."""
+
 
 @pytest.fixture
 def looks(monkeypatch):
     """Step, number of examples and findings of every look from here on."""
     noted, audit = [], AutoRefresh.audit
 
-    def note(self, loader, step, number):
-        found = audit(self, loader, step, number)
+    def note(self, loader, step, number, **options):
+        found = audit(self, loader, step, number, **options)
         noted.append((step, number, found))
         return found
 
@@ -100,7 +103,7 @@ def test_dear_looks_are_put_off_the_less_the_more_is_to_be_won(rare):
 
 
 @pytest.mark.parametrize("rare", [False, True], ids=["nothing to win", "much to win"])
-def test_noise_is_measured_at_first_and_then_where_it_decides_something(monkeypatch, looks, rare):
+def test_noise_is_measured_where_it_decides_something_or_when_somebody_asks(monkeypatch, looks, rare):
     measured, noise = [], dasgrad.ExampleScorer.noise
 
     def note(self, chunks):
@@ -108,10 +111,18 @@ def test_noise_is_measured_at_first_and_then_where_it_decides_something(monkeypa
         return noise(self, chunks)
 
     monkeypatch.setattr(dasgrad.ExampleScorer, "noise", note)
-    model, optimizer, loader = build(AutoRefresh(costs=CHEAP), rare)
+    auto = AutoRefresh(costs=CHEAP)
+    model, optimizer, loader = build(auto, rare)
     train(model, optimizer, loader, 60)
     assert len(looks) == 4  # steps 16, 24, 36, 54
-    assert len(measured) == (4 if rare else 1)
+    assert len(measured) == (4 if rare else 0)
+    beliefs = auto.state_dict()["beliefs"]
+    found = [loader.diagnosis() for _ in range(3)]
+    assert len(measured) == (4 if rare else 1)  # once, however often it is asked for
+    assert auto.state_dict()["beliefs"] == beliefs  # and decisions do not depend on it
+    assert found[0].noise_scale > 0
+    assert found[0].larger_batch_factor < 1
+    assert found == [found[0]] * 3
 
 
 def test_noise_that_is_no_number_is_not_remembered(monkeypatch):
@@ -224,7 +235,7 @@ def test_where_all_are_scored_in_the_time_of_a_look_a_look_scores_all(flat, look
     assert (found.step, found.decision, found.scoring_seconds) == (16, "refresh", 0.5)
     scores, weights = loader.sampler.scores, loader.sampler.weights
     left = float((weights * scores.square()).mean() / scores.square().mean())
-    noise = Noise(USUAL_NOISE * BATCH_SIZE, BATCH_SIZE)
+    noise = USUAL
     assert found.noise_left_fresh == pytest.approx(noise.of_second_moment(left))
     aged = found.noise_left_fresh + 0.15 * (1 - found.noise_left_fresh) / 2
     assert found.noise_left == pytest.approx(aged)
@@ -242,7 +253,7 @@ def test_scores_of_all_show_how_those_before_have_aged(flat):
         model.weight.fill_(3.0)
     train(model, optimizer, loader, 8)
     scores = loader.sampler.scores
-    noise = Noise(loader.diagnosis().noise_scale, BATCH_SIZE)
+    noise = USUAL
     expected = AgingBelief()
     expected.observe(fresh, noise.of_second_moment(second_moment_left(scores, before)), effective_number(scores))
     assert auto.state_dict()["beliefs"]["aging"]["share"] == pytest.approx(expected.share)
@@ -271,7 +282,7 @@ def test_scores_of_all_are_kept_as_long_as_fresh_ones_should_hardly_be_better(fl
     found = loader.diagnosis()
     assert (found.step, found.decision, found.staleness) == (36, "refresh", 0)
     scores, expected = loader.sampler.scores, AgingBelief()
-    now = Noise(found.noise_scale, BATCH_SIZE).of_second_moment(second_moment_left(scores, before))
+    now = USUAL.of_second_moment(second_moment_left(scores, before))
     expected.observe(fresh, now, effective_number(scores), 2)
     assert auto.state_dict()["beliefs"]["aging"]["share"] == pytest.approx(expected.share)
     assert abs(expected.share - 0.15) > 0.003
@@ -292,7 +303,7 @@ def test_scores_of_all_that_are_too_dear_to_make_again_are_used_until_they_pay(f
     train(model, optimizer, loader, 17)
     found = loader.diagnosis()
     assert (found.step, found.decision) == (16, "refresh")
-    noise, fresh = Noise(found.noise_scale, BATCH_SIZE), found.noise_left_fresh
+    noise, fresh = USUAL, found.noise_left_fresh
     factor = noise.steps_factor(fresh + 0.15 * (1 - fresh) / 2)
     assert found.time_factor == pytest.approx(factor)
     now = fresh
@@ -317,7 +328,7 @@ def test_scores_of_all_that_have_aged_and_are_too_dear_to_make_again_are_forgott
     found = loader.diagnosis()
     assert (found.step, found.decision) == (24, "off")
     assert not loader.sampler.refreshed
-    factor = Noise(found.noise_scale, BATCH_SIZE).steps_factor(fresh + 0.15 * (1 - fresh) / 2)
+    factor = USUAL.steps_factor(fresh + 0.15 * (1 - fresh) / 2)
     step = auto.num_quiet_steps() + 26
     assert (1 + 100.0 / step) * factor <= 0.8 < (1 + 100.0 / (step - 2)) * factor
 

@@ -18,7 +18,7 @@ BATCH = 50
 
 
 def test_noise_is_the_usual_before_anything_is_known():
-    assert NoiseBelief().scale(BATCH) == pytest.approx(USUAL_NOISE * BATCH)
+    assert NoiseBelief().at(BATCH).scale == pytest.approx(USUAL_NOISE * BATCH)
 
 
 def test_a_large_look_is_believed_and_a_small_one_hardly():
@@ -26,15 +26,15 @@ def test_a_large_look_is_believed_and_a_small_one_hardly():
     large, small = NoiseBelief(), NoiseBelief()
     large.observe(1.0, 1e-3, 100_000)
     small.observe(1.0, 1e-3, 10)
-    assert large.scale(BATCH) == pytest.approx(1000, rel=1e-3)
-    assert small.scale(BATCH) == pytest.approx(USUAL_NOISE * BATCH, rel=0.01)
+    assert large.at(BATCH).scale == pytest.approx(1000, rel=1e-3)
+    assert small.at(BATCH).scale == pytest.approx(USUAL_NOISE * BATCH, rel=0.01)
 
 
 def test_a_look_as_large_as_the_prior_counts_as_much():
     belief = NoiseBelief()
     usual = int(USUAL_NOISE * BATCH)
     belief.observe(1.0, 3 / usual, usual)
-    assert 1 / belief.scale(BATCH) == pytest.approx(2 / usual)
+    assert 1 / belief.at(BATCH).scale == pytest.approx(2 / usual)
 
 
 def test_the_error_that_weights_assume_is_that_of_noise_alone():
@@ -51,14 +51,14 @@ def test_older_looks_fade_and_shrinking_gradients_do_not_matter():
     belief.observe(1e6, 1e5, 10**6)  # N = 10
     belief.observe(1.0, 1e-3, 10**6)  # N = 1000, gradients a thousandth as long
     expected = (FADING * 0.1 + 1e-3) / (FADING + 1)
-    assert 1 / belief.scale(BATCH) == pytest.approx(expected, rel=1e-4)
+    assert 1 / belief.at(BATCH).scale == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("mean", [0.0, -1.0])
 def test_no_more_noise_is_believed_than_can_be_used(mean):
     belief = NoiseBelief()
     belief.observe(1.0, mean, 10**6)
-    assert belief.scale(BATCH) == pytest.approx(MOST_NOISE * BATCH)
+    assert belief.at(BATCH).scale == pytest.approx(MOST_NOISE * BATCH)
 
 
 def test_aging_is_averaged_by_the_examples_that_count():

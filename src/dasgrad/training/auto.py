@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dasgrad.scoring import ExampleScorer
 from dasgrad.training import generators
-from dasgrad.training.beliefs import Beliefs
+from dasgrad.training.beliefs import Beliefs, NoiseBelief
 from dasgrad.training.costs import Costs, ScoringCosts
 from dasgrad.training.diagnosis import Decision, Diagnosis
 from dasgrad.training.findings import HARDLY, Found, Option, choose
@@ -179,7 +179,7 @@ class AutoRefresh(StepCounter):
         """Score all examples where that should pay, see what they are worth, and keep the scores or forget them."""
         scorer, sampler, step = loader.scorer, loader.sampler, self.num_steps + 1
         assert scorer is not None
-        aging, noise = self._beliefs.aging, Noise(self._beliefs.noise.scale(loader.batch_size), loader.batch_size)
+        aging, noise = self._beliefs.aging, self._beliefs.noise.at(loader.batch_size)
         in_steps = self.seconds_of(str(scorer.score), loader) / step_seconds
 
         def draws_by(decision: Decision, now: float) -> Option:
@@ -233,8 +233,11 @@ class AutoRefresh(StepCounter):
         most = min(_LARGEST_AUDIT, _AUDIT_GROWTH * self._num_looked_at, num_examples)
         return max(least, min(most, self._num_looked_at + int(spare / each)))
 
-    def audit(self, loader: "AdaptiveLoader", step: int, number: int) -> Found:
-        """Measure scores, noise and costs on some examples; draws and probabilities stay as they are."""
+    def audit(self, loader: "AdaptiveLoader", step: int, number: int, *, always_noise: bool = False) -> Found:
+        """Measure scores, noise and costs on some examples; draws and probabilities stay as they are.
+
+        Noise is measured where a decision can depend on it, or ``always_noise``.
+        """
         scorer, sampler = loader.scorer, loader.sampler
         assert scorer is not None
         indices = self._choose(loader, step, number)
@@ -248,9 +251,9 @@ class AutoRefresh(StepCounter):
         finite = torch.isfinite(scores).to(sampler.device)
         scores, indices = scores.to(sampler.device)[finite], indices[finite]
         second_moment = second_moment_left(scores, weights_of(scores, sampler.floor))
-        if second_moment <= self._worth or not self._beliefs.noise.weight:  # else nothing is to be won anyway
-            self._measure_noise(loader, scorer, chunks)
-        noise = Noise(self._beliefs.noise.scale(loader.batch_size), loader.batch_size)
+        if always_noise or second_moment <= self._worth:  # else nothing is to be won, whatever it is
+            self._measure_noise(loader, chunks, self._beliefs.noise)
+        noise = self._beliefs.noise.at(loader.batch_size)
         now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
         fresh = noise.of_second_moment(second_moment)
         aging = self._beliefs.aging
@@ -261,16 +264,31 @@ class AutoRefresh(StepCounter):
             now = aging.age(self._left_then)
         return Found(chunks, finite, scores, noise, now, fresh, self._example_seconds)
 
-    def _measure_noise(self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]) -> None:
+    def _measure_noise(self, loader: "AdaptiveLoader", chunks: Sequence[Tensor], belief: NoiseBelief) -> None:
         """And what the gradient of an example takes in a large batch."""
+        scorer = loader.scorer
+        assert scorer is not None
         started = self._costs.now(scorer)
         if scorer.has_losses:
             noise, mean = scorer.noise(loader.examples_for_scoring(indices) for indices in chunks)
             if math.isfinite(noise) and math.isfinite(mean) and noise > 0:
-                number = sum(len(indices) // 2 for indices in chunks)
-                self._beliefs.noise.observe(noise, mean, number)
+                belief.observe(noise, mean, sum(len(indices) // 2 for indices in chunks))
         seconds = max(0.0, self._costs.now(scorer) - started) / sum(map(len, chunks))
         self._example_seconds = seconds if self._costs.given is None else self._costs.given.example
+
+    def diagnose(self, loader: "AdaptiveLoader") -> Diagnosis:
+        """What was found at the last look; the noise, where that decided nothing and was not measured, is now."""
+        last, step_seconds = self.last, self.last.step_seconds
+        if self._failure or step_seconds is None or last.noise_scale is not None:
+            return last
+        chunks = self._choose(loader, self.num_steps + 1, self._num_audited).split(loader.scoring_chunk_size)
+        belief = NoiseBelief()  # decisions do not depend on who asks
+        self._measure_noise(loader, chunks, belief)
+        if belief.weight:
+            noise = belief.at(loader.batch_size)
+            larger = noise.larger_batch_factor(4, step_seconds, self._example_seconds)
+            self.last = replace(last, noise_scale=noise.scale, larger_batch_factor=larger)
+        return self.last
 
     def _options(self, loader: "AdaptiveLoader", found: Found, step_seconds: float, interval: int) -> list[Option]:
         scorer = loader.scorer
@@ -368,18 +386,19 @@ class AutoRefresh(StepCounter):
                 loader.sampler.forget()
             self._refreshed_at = None
         self._left_then = min(1.0, best.left_now)
+        larger = noise.larger_batch_factor(4, step_seconds, self._example_seconds)
         self.last = Diagnosis(
             step=step,
             decision=best.decision,
             step_seconds=step_seconds,
             scoring_seconds=self.seconds_of(str(scorer.score), loader),
             score=str(scorer.score),
-            noise_scale=noise.scale,
+            noise_scale=noise.scale if noise.is_measured else None,
             noise_left_fresh=fresh,
             noise_left=best.noise_left,
             staleness=None if self._refreshed_at is None else step - self._refreshed_at,
             time_factor=best.factor,
-            larger_batch_factor=noise.larger_batch_factor(4, step_seconds, self._example_seconds),
+            larger_batch_factor=larger if noise.is_measured else None,
         )
 
     def _rescore(self, loader: "AdaptiveLoader", scorer: ExampleScorer) -> float:

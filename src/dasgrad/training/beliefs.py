@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dasgrad.training.forecast import Noise
+
 USUAL_NOISE, MOST_NOISE = 4.0, 32.0
 """N/B before anything is known, and the most that is believed: optimizers that take their step from the noise do not
 gain without bound when it goes."""
@@ -37,11 +39,12 @@ class NoiseBelief:
         self.inverse = FADING * self.inverse + number**2 * mean / noise
         self.weight = FADING * self.weight + number**2
 
-    def scale(self, batch_size: int) -> float:
-        """N."""
+    def at(self, batch_size: int) -> Noise:
+        """Of batches of that size."""
         usual = USUAL_NOISE * batch_size
         inverse = (usual + self.inverse) / (usual**2 + self.weight)
-        return 1.0 / max(inverse, 1.0 / (MOST_NOISE * batch_size))
+        scale = 1.0 / max(inverse, 1.0 / (MOST_NOISE * batch_size))
+        return Noise(scale, batch_size, is_measured=self.weight > 0)
 
 
 @dataclass

@@ -25,8 +25,8 @@ class Diagnosis:
     """Of scoring all examples by ``score``."""
     score: str = "dasgrad"
     """The tier of the score the decision was about."""
-    noise_scale: float = float("inf")
-    """N = tr Σ/‖μ‖²: the batch size beyond which noise is no longer what holds training up."""
+    noise_scale: float | None = None
+    """N = tr Σ/‖μ‖²: the batch size beyond which noise is no longer what holds training up; None: not measured."""
     noise_left_fresh: float = 1.0
     """The share of uniform draws' noise that fresh scores would leave, floor included."""
     noise_left: float = 1.0
@@ -35,8 +35,8 @@ class Diagnosis:
     """Steps since the scores in use were computed; None for uniform draws and where that is not known."""
     time_factor: float = 1.0
     """Predicted time to the same loss, relative to uniform draws, until the next look; below 1 is sooner."""
-    larger_batch_factor: float = 1.0
-    """The same of uniform draws in batches four times as large."""
+    larger_batch_factor: float | None = None
+    """The same of uniform draws in batches four times as large; None where the noise was not measured."""
     reason: str = ""
     """Where something else than the forecast decided: what."""
 
@@ -86,6 +86,8 @@ class Diagnosis:
         return "" if self.staleness is None else f", by scores {self.staleness} steps old"
 
     def _noise(self) -> str:
+        if self.noise_scale is None:
+            return "not measured"
         if self.noise_scale == float("inf"):
             return "so large that the mean gradient cannot be told from 0 on the examples looked at"
         return f"{self.noise_scale:.3g} examples; batches much larger than that would hardly help"
@@ -95,6 +97,8 @@ class Diagnosis:
             words = "adaptive draws would not pay for themselves"
         else:
             words = f"the same loss in {self.time_factor:.0%} of the time of uniform draws"
+        if self.larger_batch_factor is None:
+            return f"{words}."
         best = min(self.time_factor, 1.0)
         if self.larger_batch_factor < 0.9 * best:
             return f"{words}; a batch four times as large would do more, {self.larger_batch_factor:.0%}."

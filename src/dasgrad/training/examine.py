@@ -16,12 +16,13 @@ def examine(loader: "AdaptiveLoader") -> Diagnosis:
     """Look once at a loader that rescores at fixed steps, and say what the draws it makes are worth."""
     looking = AutoRefresh()
     step, step_seconds = loader.num_steps + 1, loader.step_seconds
-    found = looking.audit(loader, step, _EXAMINED)
+    found = looking.audit(loader, step, _EXAMINED, always_noise=True)
     score = str(loader.scorer.score) if loader.scorer is not None else ""
     scoring_seconds = looking.seconds_of(score, loader)
-    factor, larger = found.noise.steps_factor(found.now), 1.0
+    factor, larger = found.noise.steps_factor(found.now), None
     if step_seconds is not None and loader.refresh_interval is not None:
         factor *= 1 + loader.share_lost * scoring_seconds / (loader.refresh_interval * step_seconds)
+    if step_seconds is not None and found.noise.is_measured:
         larger = found.noise.larger_batch_factor(4, step_seconds, found.example_seconds)
     return Diagnosis(
         step=step,
@@ -29,7 +30,7 @@ def examine(loader: "AdaptiveLoader") -> Diagnosis:
         step_seconds=step_seconds,
         scoring_seconds=scoring_seconds,
         score=score,
-        noise_scale=found.noise.scale,
+        noise_scale=found.noise.scale if found.noise.is_measured else None,
         noise_left_fresh=found.fresh,
         noise_left=found.now,
         time_factor=factor if loader.sampler.refreshed else 1.0,

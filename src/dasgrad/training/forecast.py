@@ -18,11 +18,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Noise:
-    """The gradient's noise as it was found on some examples."""
+    """The gradient's noise, as it was found on some examples or is believed to be."""
 
     scale: float
     """N = tr Σ/‖μ‖²; infinite where the mean could not be told from 0."""
     batch_size: int
+    is_measured: bool = True
+    """Not merely what is usual."""
 
     def steps_factor(self, noise_left: float) -> float:
         """Steps to the same loss, relative to uniform draws, where a share of the noise is left."""

@@ -391,8 +391,8 @@ class AdaptiveLoader:
         """Whether adaptive draws pay here: cost, gain, noise, what was decided and what it promises.
 
         ``print(loader.diagnosis())`` says it in words. With ``refresh="auto"`` it is what was found at the last look,
-        which were the grounds of the decision now in force; otherwise a few hundred examples are looked at now, which
-        changes nothing.
+        which were the grounds of the decision now in force; otherwise, and for the noise where nothing depended on it,
+        a few hundred examples are looked at now, which changes nothing.
 
         Raises:
             ValueError: without a scorer.
@@ -400,7 +400,7 @@ class AdaptiveLoader:
         if self.scorer is None:
             raise ValueError("`AdaptiveLoader.diagnosis` needs `scorer`, got None.")
         if isinstance(self._schedule, AutoRefresh):
-            return self._schedule.last
+            return self._schedule.diagnose(self)
         return examine(self)
 
     def examples_for_scoring(self, indices: Tensor) -> Any:
