@@ -56,7 +56,7 @@ def build_rare() -> Problem:
         keep = (digits != RARE_DIGIT).index_fill(0, rare[:num_rare], True)
         parts.append((inputs[keep], (digits[keep] == RARE_DIGIT).long()))
     make = partial(models.make_perceptron, num_inputs=784, num_hidden=NUM_HIDDEN)
-    return Problem(Split(*parts), make, binary_cross_entropy, count_right_signs, chunk_size=16_384)
+    return Problem(Split(*parts), make, binary_cross_entropy, count_right_signs)
 
 
 def scale_rows(rows: dasgrad.SparseRows) -> dasgrad.SparseRows:

@@ -3,14 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_SMALLEST, _LARGEST, _GROWTH, _STEPS = 64, 512, 8, 8
+_SMALLEST, _LARGEST, _STEPS = 64, 512, 8
 """Examples scored at once: so many, growing by a factor, until a trial is as large or takes more than so many steps."""
 _FLAT = 1.25
 """Trials go on, however large, as long as they take hardly longer than smaller ones, as on a GPU with little to do."""
-_LEAST = 0.02
-"""The share of a trial's time that is believed to grow with its size, at least, where the next is chosen."""
-_NEARLY = 4
-"""A trial a quarter as large as the largest chunk says enough of it."""
 
 
 @dataclass(frozen=True)
@@ -27,26 +23,22 @@ class Trial:
         return -(-num_examples // chunk_size) * self.once + num_examples * self.each
 
 
-def try_out(time_scores: Callable[[int], float], most: int, step_seconds: float) -> Trial:
+def try_out(time_scores: Callable[[int], float], most: int, step_seconds: float, growth: int) -> Trial:
     """Score chunks that grow, and tell the part of their time that does not grow with them.
 
     Args:
         time_scores: scores so many examples, and returns the seconds it took.
         most: examples in the largest chunk.
         step_seconds: of a training step, by which trials are short or long.
+        growth: the factor.
     """
     size, previous = min(_SMALLEST, most), (0, 0.0)
     time_scores(size)  # first use has costs of its own
     while True:
         seconds = max(0.0, time_scores(size))
-        slope = (seconds - previous[1]) / (size - previous[0])
         enough = size >= _LARGEST or seconds > _STEPS * step_seconds
-        flat = seconds <= _FLAT * previous[1]
-        if size == most or (previous[0] and enough and (not flat or _NEARLY * size >= most)):
+        if size == most or (previous[0] and enough and seconds > _FLAT * previous[1]):
             break
-        next_size = _GROWTH * size
-        if flat:  # so many that it should take twice as long
-            next_size = max(next_size, size + int(seconds / max(slope, _LEAST * seconds / size, 1e-12)))
-        size, previous = min(most, next_size), (size, seconds)
-    each = max(slope, 0.1 * seconds / size)
+        size, previous = min(most, growth * size), (size, seconds)
+    each = max((seconds - previous[1]) / (size - previous[0]), 0.1 * seconds / size)
     return Trial(max(0.0, seconds - each * size), each)
