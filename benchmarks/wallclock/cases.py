@@ -14,7 +14,7 @@ from dasgrad.experiments import cifar10, imdb, mnist
 from dasgrad.experiments.datasets import Split, load_imdb_tokens, load_mnist
 from dasgrad.experiments.problems import Problem, binary_cross_entropy, count_right_signs
 
-NUM_WORDS, LENGTH = 10_000, 256
+NUM_WORDS, LENGTH = 10_000, 128
 RARE_DIGIT, RARE_SHARE, NUM_HIDDEN = 3, 0.01, 32
 BATCH_SIZES = (32, 128, 512)
 
@@ -28,9 +28,11 @@ class Case:
     num_steps: int
     """T, uniform steps of the smallest batch; larger batches get as many as take the same time."""
     learning_rates: tuple[float, ...]
-    """For a constant rate and for cosine decay."""
+    """For a constant rate."""
     falling_rates: tuple[float, ...]
     """For α/√t."""
+    cosine_rates: tuple[float, ...] = ()
+    """For cosine decay, where they are not those for a constant rate."""
     weight_decay: float = 0.0
     """κ of the L2 term, part of the loss; AdamW decays its weights by as much, or by torch's 0.01 where it is 0."""
     batch_sizes: tuple[int, ...] = BATCH_SIZES
@@ -42,6 +44,8 @@ class Case:
 
     def rates(self, schedule: str) -> tuple[float, ...]:
         """The grid of learning rates."""
+        if schedule == "cosine" and self.cosine_rates:
+            return self.cosine_rates
         return self.falling_rates if schedule == "inverse-sqrt" else self.learning_rates
 
 
@@ -99,6 +103,7 @@ CASES: Mapping[str, Case] = {
         num_steps=6000,
         learning_rates=(1e-3, 2e-3, 5e-3, 1e-2, 2e-2),
         falling_rates=(0.02, 0.05, 0.1, 0.2, 0.5),
+        cosine_rates=(2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
         weight_decay=1e-4,
     ),
     "imdb": Case(
@@ -107,6 +112,7 @@ CASES: Mapping[str, Case] = {
         num_steps=4000,
         learning_rates=(2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
         falling_rates=(0.05, 0.1, 0.2, 0.5, 1.0),
+        cosine_rates=(5e-3, 1e-2, 2e-2, 5e-2, 1e-1),
         weight_decay=1e-4,
         # Frozen scores divide by eps where a word has not been seen yet.
         scorer={"preconditioner": "own"},
@@ -133,11 +139,11 @@ CASES: Mapping[str, Case] = {
         needs_gpu=True,
     ),
     "transformer": Case(
-        "IMDB, transformer on 256 words",
+        "IMDB, transformer on 128 words",
         build_reader,
-        num_steps=3000,
-        learning_rates=(3e-5, 1e-4, 3e-4),
-        falling_rates=(0.001, 0.003, 0.01),
+        num_steps=8000,
+        learning_rates=(1e-4, 3e-4, 1e-3),
+        falling_rates=(0.003, 0.01, 0.03),
         batch_sizes=(32,),
         scorer={"preconditioner": "frozen", "layers": "linear"},
         num_seeds=5,

@@ -33,7 +33,7 @@ class Reader(nn.Module):
 
 
 def make_reader(seed: int, num_words: int, length: int) -> nn.Module:
-    """Four layers of width 256."""
+    """Two layers of width 128."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Reader(num_words, length, width=256, num_heads=4, num_layers=4)
+        return Reader(num_words, length, width=128, num_heads=4, num_layers=2)
