@@ -297,6 +297,18 @@ def test_scores_of_all_that_win_nothing_are_forgotten_for_a_hundred_times_their_
     assert auto.num_quiet_steps() == 16 + 50 - 18
 
 
+def test_scores_of_all_that_win_a_little_are_made_again_the_sooner_the_more_they_win(flat, monkeypatch):
+    """Half a step's time, at 1 % of the time where nothing is won, and at 20 % of what would be."""
+    auto, model, optimizer, loader = flat(0.5)
+    monkeypatch.setattr(auto_module, "second_moment_left", lambda scores, weights: 0.8)
+    train(model, optimizer, loader, 17)
+    found = loader.diagnosis()
+    assert (found.step, found.decision) == (16, "off")
+    promise = 1 - USUAL.steps_factor(found.noise_left_fresh)
+    assert 0.1 < promise < 0.2
+    assert auto.num_quiet_steps() == math.ceil(16 + 0.5 / (0.2 * promise)) - 18
+
+
 def test_scores_of_all_that_are_too_dear_to_make_again_are_used_until_they_pay(flat):
     """They take 100 steps and are there by the look at step 16: what they cost is spent, so they are worth keeping."""
     _, model, optimizer, loader = flat(100.0)

@@ -208,13 +208,13 @@ class AutoRefresh(StepCounter):
             best = draws_by("refresh", fresh)
             if with_cost(best) <= self._worth:  # else they are in use for what is spent already
                 best = replace(best, factor=with_cost(best))
+        self._promise = 1 - noise.steps_factor(min(1.0, fresh))
         if best.factor > self._worth:  # until fresh ones would pay, or looks take a small share of the time
             again = draws_by("refresh", fresh)
             pays_at = noise.pays_at(again.noise_left, self._worth, in_steps / (_LASTING * (self._growth - 1)))
-            rare = step + in_steps / self._most_auditing
+            rare = step + in_steps / self._allowed()
             self._next_look = max(self._next_look, math.ceil(min(pays_at, rare)))
             best = Option("off", 1.0, 1.0, 1.0)
-        self._promise = 1 - noise.steps_factor(min(1.0, fresh))
         self._carry_out(loader, best, noise, fresh)
 
     def _allowed(self) -> float:
