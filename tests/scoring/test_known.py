@@ -203,6 +203,19 @@ def test_a_layer_that_computes_something_else_is_noticed(monkeypatch):
     assert not is_known(scorer)
 
 
+def test_a_square_layer_that_no_longer_transposes_its_weight_is_noticed(monkeypatch):
+    def forward(layer, x):
+        return plain(layer, x) if layer is model.second else torch.addmm(layer.bias, x, layer.weight)
+
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    plain = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", forward)
+    hear(scorer, model)
+    assert not is_known(scorer)
+
+
 def test_a_hook_that_changes_the_input_by_the_weight_is_noticed():
     model = problems.seeded(Changing)
     scorer = make(model)

@@ -111,6 +111,11 @@ def test_frozen_layers_are_measured_at_once(shape, num_threads, dtype, with_bias
         found = native.frozen_layers([layer] * number, Workspace())
         tolerance = 1e-12 if dtype == torch.float64 else 1e-5
         torch.testing.assert_close(found, number * wanted.sum(1), rtol=tolerance, atol=0)
+        weights = torch.rand(num_examples, generator=generator, dtype=torch.float64) + 0.5
+        lengths = native.frozen_lengths([layer] * number, Workspace(), weights.to(dtype), 0.25)
+        assert lengths.dtype == dtype
+        roots = (number * wanted.sum(1)).sqrt() / (0.25 * weights)
+        torch.testing.assert_close(lengths.double(), roots, rtol=tolerance, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -5,12 +5,12 @@ scored parameter used by one call of a layer with a rule, autograd itself can sa
 hands a gradient on to a parameter as the very tensor that the layer's node sent, if that is all there is; a second
 use of the parameter, wherever it is, makes a sum, and a sum is another tensor. So a pass is known if
 
-- each layer is called once, with gradients, as its rule wants it, and leads to its parameters through the same kinds
-  of nodes as when it was learnt;
+- each layer is called once, with gradients, as its rule wants it, and the nodes behind its output, down to those that
+  send its parameters their gradients, are of the same kinds as when it was learnt;
 - its inputs are not written to before the gradient at its output arrives, or, where layers are measured together in the
   end, before the block is left, nor is that gradient;
-- whatever arrives at a scored parameter, in any backward pass, is what its layer's node sent there, or the transpose of
-  it, in the same memory, where that node is followed by a transposition.
+- whatever arrives at a scored parameter, in any backward pass, is what its layer's node sent there, or, where that node
+  was followed by a transposition when it was learnt, the transpose of it in the same memory.
 
 Anything else is a doubt, and what was heard is not used.
 """
@@ -45,22 +45,23 @@ class Route:
     """Which edge of each leads on."""
 
     @cached_property
+    def transposed(self) -> bool:
+        """Whether the last node is a transposition, and the one before it sends what arrives transposed."""
+        return len(self.kinds) > 1 and self.kinds[-1].__name__ == _TRANSPOSITION
+
+    @cached_property
     def depth(self) -> int:
         """The place among the nodes of the sender: the last one, or the one before a transposition."""
-        return len(self.kinds) - (2 if len(self.kinds) > 1 and self.kinds[-1].__name__ == _TRANSPOSITION else 1)
+        return len(self.kinds) - (2 if self.transposed else 1)
 
     def sender(self, node: Any) -> Any:
         """From the node behind the output, the one that sends the parameter its gradient; None on another way."""
-        sender: Any = None
-        last, depth = len(self.kinds) - 1, self.depth
-        for place, kind in enumerate(self.kinds):
-            if type(node) is not kind:
+        depth = self.depth
+        for place in range(depth):
+            if type(node) is not self.kinds[place]:
                 return None
-            if place == depth:
-                sender = node
-            if place < last:
-                node = node.next_functions[self.edges[place]][0]
-        return sender
+            node = node.next_functions[self.edges[place]][0]
+        return node if type(node) is self.kinds[depth] else None
 
 
 @dataclass
@@ -320,8 +321,12 @@ class KnownPass:
 
     def arrived(self, name: str, gradient: Tensor) -> None:
         """Compare the gradient of a parameter with what was sent to it."""
-        sent = self._sent.pop(name, None)
-        if sent is not gradient and (sent is None or not _is_transpose(gradient, sent)):
+        sent, route = self._sent.pop(name, None), self._plan.routes.get(name)
+        if (
+            sent is None
+            or route is None
+            or not (_is_transpose(gradient, sent) if route.transposed else gradient is sent)
+        ):
             self._doubt(f"{name.removeprefix('model.')} is used outside its layer's call")
         self._any_arrived = True
 

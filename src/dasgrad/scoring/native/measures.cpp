@@ -27,9 +27,7 @@
 //
 // `frozen_layers`: both of these for weights and biases of several layers in one call, from v to the sum of what they add
 // to each example, for training steps so small that calls take longer than their arithmetic. It is given the caller's
-// threads.
-//
-// `lengths`: from the layers' sums to scores, sqrt(total) / (scale weight).
+// threads. From the sums to scores it is sqrt(total) / (scale weight).
 //
 // Nothing is allocated or remembered between calls, and arguments are checked by the caller.
 
@@ -844,27 +842,21 @@ DASGRAD_EXPORT void dasgrad_quadratic64(const double* left, const double* right,
   quadratic64(left, right, num_examples, num_rows, num_columns, quadratic, bias, false, totals);
 }
 
-// The bits are those of the type of weights and results.
-DASGRAD_EXPORT void dasgrad_lengths32(const double* totals, const float* weights, double scale, int64_t num_examples,
-                                      float* lengths) {
-  take_roots(totals, weights, scale, num_examples, lengths);
-}
-
-DASGRAD_EXPORT void dasgrad_lengths64(const double* totals, const double* weights, double scale, int64_t num_examples,
-                                      double* lengths) {
-  take_roots(totals, weights, scale, num_examples, lengths);
-}
-
+// `weights` null: totals alone; else lengths, too.
 DASGRAD_EXPORT void dasgrad_frozen_layers32(const FrozenLayer<float>* layers, int64_t num_layers,
                                             int64_t num_examples, float* inverse, double* totals,
-                                            const Threads* threads) {
+                                            const Threads* threads, const float* weights, double scale,
+                                            float* lengths) {
   measure_layers(layers, num_layers, num_examples, inverse, totals, *threads);
+  if (weights) take_roots(totals, weights, scale, num_examples, lengths);
 }
 
 DASGRAD_EXPORT void dasgrad_frozen_layers64(const FrozenLayer<double>* layers, int64_t num_layers,
                                             int64_t num_examples, double* inverse, double* totals,
-                                            const Threads* threads) {
+                                            const Threads* threads, const double* weights, double scale,
+                                            double* lengths) {
   measure_layers(layers, num_layers, num_examples, inverse, totals, *threads);
+  if (weights) take_roots(totals, weights, scale, num_examples, lengths);
 }
 
 // `coefficients`: gain, slope, sign, eps. `arrays`: floor, past, decay or null, offset or null.
