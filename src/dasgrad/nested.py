@@ -48,7 +48,7 @@ def leaves(data: Any) -> list[Any]:
 
 
 def _gather(data: Any, found: list[Any]) -> None:
-    if is_leaf(data):
+    if type(data) is not tuple and is_leaf(data):  # most data are a tuple, which is told at once
         found.append(data)
     elif isinstance(data, tuple | list):
         for value in data:
@@ -75,7 +75,12 @@ def count_examples(data: Any) -> int:
     Raises:
         ValueError: when there is no tensor, or lengths differ.
     """
-    shapes = [leaf.shape for leaf in leaves(data)]
+    return count_rows(leaves(data), data)
+
+
+def count_rows(found: list[Any], data: Any) -> int:
+    """`count_examples` for leaves that were found already."""
+    shapes = [leaf.shape for leaf in found]
     if not shapes or not all(shapes):
         raise ValueError(
             f"`data` must hold tensors with examples along their first dimension, got shapes {_plain(shapes)} in "

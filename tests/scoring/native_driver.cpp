@@ -28,10 +28,9 @@ void dasgrad_own_sparse64(const int64_t*, const int64_t*, const double*, const d
                           const double* const*, const double*, double*);
 void dasgrad_quadratic_sparse64(const int64_t*, const int64_t*, const double*, const double*, int64_t, int64_t, int64_t,
                                 const double*, const double*, double*);
-void dasgrad_lengths32(const double*, const float*, double, int64_t, float*);
-void dasgrad_lengths64(const double*, const double*, double, int64_t, double*);
-void dasgrad_frozen_layers32(const void*, int64_t, int64_t, float*, double*, const void*);
-void dasgrad_frozen_layers64(const void*, int64_t, int64_t, double*, double*, const void*);
+void dasgrad_frozen_layers32(const void*, int64_t, int64_t, float*, double*, const void*, const float*, double, float*);
+void dasgrad_frozen_layers64(const void*, int64_t, int64_t, double*, double*, const void*, const double*, double,
+                             double*);
 int64_t dasgrad_has_sums_of_products();
 void dasgrad_sums_of_products32(const void*);
 void dasgrad_sums_of_products64(const void*);
@@ -110,7 +109,10 @@ void check_layer(Layer measure, const std::vector<Real>& left, const std::vector
                                    {{0.5, 1e-3, 2.0}, {0.25, 1e-2, 3.0}}};
   const FrozenLayer<Real> layers[2] = {layer, layer};
   const Threads threads = {threaded ? on_two_threads : nullptr, [] { return rank_of_thread; }, [] { return 2; }, 1};
-  measure(layers, threaded ? 2 : 1, examples, inverse.data(), totals.data(), &threads);
+  const auto weights = numbers<Real>(examples, 0.5, 2);
+  std::vector<Real> lengths(examples);
+  measure(layers, threaded ? 2 : 1, examples, inverse.data(), totals.data(), &threads, weights.data(), 0.25,
+          lengths.data());
   for (int64_t i = 0; i < examples; ++i) {
     double expected = 0;
     for (int64_t o = 0; o < rows; ++o) {
@@ -123,12 +125,6 @@ void check_layer(Layer measure, const std::vector<Real>& left, const std::vector
     }
     check(totals[i], threaded ? 2 * expected : expected, tolerance);
   }
-  const auto weights = numbers<Real>(examples, 0.5, 2);
-  std::vector<Real> lengths(examples);
-  if constexpr (sizeof(Real) == sizeof(float))
-    dasgrad_lengths32(totals.data(), weights.data(), 0.25, examples, lengths.data());
-  else
-    dasgrad_lengths64(totals.data(), weights.data(), 0.25, examples, lengths.data());
   for (int64_t i = 0; i < examples; ++i) check(lengths[i], std::sqrt(totals[i]) / (0.25 * weights[i]), tolerance);
 }
 

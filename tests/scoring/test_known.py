@@ -203,6 +203,19 @@ def test_a_layer_that_computes_something_else_is_noticed(monkeypatch):
     assert not is_known(scorer)
 
 
+def test_a_square_layer_that_no_longer_transposes_its_weight_is_noticed(monkeypatch):
+    def forward(layer, x):
+        return plain(layer, x) if layer is model.second else torch.addmm(layer.bias, x, layer.weight)
+
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    plain = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", forward)
+    hear(scorer, model)
+    assert not is_known(scorer)
+
+
 def test_a_hook_that_changes_the_input_by_the_weight_is_noticed():
     model = problems.seeded(Changing)
     scorer = make(model)
@@ -396,6 +409,47 @@ def test_blocks_may_be_nested():
     assert_no_hooks(model)
 
 
+def test_nested_blocks_may_be_left_in_any_order():
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    for _ in range(3):
+        first, second = scorer.listen(batch()), scorer.listen(batch())
+        heard = first.__enter__(), second.__enter__()
+        step(model, batch()).backward()
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        for each in heard:
+            torch.testing.assert_close(each.scores, expected(model), rtol=1e-9, atol=0)
+        assert is_known(scorer)
+        assert_no_hooks(model)
+
+
+def test_a_layer_with_a_forward_of_its_own_keeps_it():
+    model = problems.seeded(Changing)
+    scorer, wanted, plain = make(model), expected(model), model.first.forward
+    model.first.forward = own = lambda x: plain(x)
+    for _ in range(3):
+        torch.testing.assert_close(hear(scorer, model), wanted, rtol=1e-9, atol=0)
+        assert model.first.forward is own
+
+
+def test_a_forward_put_on_in_the_block_stays_and_is_another_kind():
+    def wrap(loss):
+        inner = model.first.forward
+        wrapped.append(lambda x: inner(x))
+        model.first.forward = wrapped[-1]
+        loss.backward()
+
+    model = problems.seeded(Changing)
+    scorer, wanted, wrapped = make(model), expected(model), []
+    learn(scorer, model)
+    for backward in (wrap, wrap, torch.Tensor.backward, torch.Tensor.backward):
+        torch.testing.assert_close(hear(scorer, model, backward), wanted, rtol=1e-9, atol=0)
+        assert model.first.forward is wrapped[-1]
+    assert len(scorer._ear._plans) == 2
+
+
 def test_an_error_in_a_known_pass_leaves_no_trace():
     model = problems.seeded(Changing)
     scorer = make(model)
@@ -568,5 +622,6 @@ def test_measures_are_used_again(monkeypatch):
 
 
 def assert_no_hooks(model):
+    assert all("forward" not in vars(module) for module in model.modules())
     assert all(not module._forward_hooks and not module._forward_hooks_with_kwargs for module in model.modules())
     assert all(not param._backward_hooks for param in model.parameters())

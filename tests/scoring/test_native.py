@@ -81,7 +81,7 @@ def test_an_error_in_a_thread_reaches_the_caller():
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("shape", [(7, 3, 17), (33, 300, 20), (0, 4, 5)])
+@pytest.mark.parametrize("shape", [(7, 3, 17), (33, 300, 20), (0, 4, 5), (150, 40, 19 * 16 + 3), (2, 0, 5), (2, 3, 0)])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_frozen_layers_are_measured_at_once(shape, num_threads, dtype, with_bias, monkeypatch):
     monkeypatch.setattr(native, "_worthwhile_threads", lambda entries: num_threads)
@@ -96,6 +96,8 @@ def test_frozen_layers_are_measured_at_once(shape, num_threads, dtype, with_bias
             num_rows,
         )
     )
+    left *= torch.rand(left.shape, generator=generator) < 0.5  # as behind rectified units
+    left[1:2] = 0
     wanted = left.square() * (right.square() @ (0.5 / (2 * weight.sqrt() + 0.1)).t())
     if with_bias:
         wanted += left.square() * (0.25 / (3 * bias.sqrt() + 0.2))
@@ -109,6 +111,11 @@ def test_frozen_layers_are_measured_at_once(shape, num_threads, dtype, with_bias
         found = native.frozen_layers([layer] * number, Workspace())
         tolerance = 1e-12 if dtype == torch.float64 else 1e-5
         torch.testing.assert_close(found, number * wanted.sum(1), rtol=tolerance, atol=0)
+        weights = torch.rand(num_examples, generator=generator, dtype=torch.float64) + 0.5
+        lengths = native.frozen_lengths([layer] * number, Workspace(), weights.to(dtype), 0.25)
+        assert lengths.dtype == dtype
+        roots = (number * wanted.sum(1)).sqrt() / (0.25 * weights)
+        torch.testing.assert_close(lengths.double(), roots, rtol=tolerance, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -14,12 +14,10 @@ from dasgrad.scoring.calls import Call, Layer, version_of
 from dasgrad.scoring.forms import Form, Outer
 from dasgrad.scoring.measures import Measure
 from dasgrad.scoring.shortcut import LinearShortcut
+from dasgrad.scoring.workspace import Workspace
 
 _MOST_HELD = 2**20
 """Entries of a linear layer's input and gradient that are held until the backward pass is over."""
-
-_TOGETHER = ""
-"""Stands for the parameters of all layers that are measured at once."""
 
 
 class Following(Protocol):
@@ -63,6 +61,7 @@ class Collector:
         self._tape: Following | None = None
         self._shares: dict[str, Tensor] = {}
         self._matrices: list[tuple[Layer, Tensor, Tensor, int]] = []
+        self._together: list[native.FrozenLayer] = []
         self._repeated: dict[str, list[Form]] = {}
         self.shortcut = LinearShortcut(measures)
         self.rules: dict[str, str] = {}
@@ -72,6 +71,7 @@ class Collector:
         """Forget what was collected, and take what this tape brings."""
         self._tape = tape
         self._matrices.clear()
+        self._together.clear()
         for found in (self._shares, self._repeated, self.shortcut.products, self.rules, self.seconds):
             found.clear()
 
@@ -100,7 +100,7 @@ class Collector:
     def take_matrix(self, layer: Layer, x: Tensor, gradient: Tensor) -> None:
         """Take a linear layer's input, one row an example, and the gradient at its output, for the total alone.
 
-        They are held until `measure_matrices`, which takes one call for all layers, if they are small.
+        They are held until `measure_matrices`, if they are small, for one call for all layers.
         """
         if x.is_cpu and x.numel() + gradient.numel() <= _MOST_HELD and (self._weights is None or self._in_the_end):
             self._matrices.append((layer, x, gradient, version_of(gradient)))
@@ -108,9 +108,12 @@ class Collector:
             self(layer.call((0,), (x,), {}), gradient)
 
     def measure_matrices(self) -> bool:
-        """Measure what `take_matrix` held; False where a gradient was written to meanwhile."""
+        """Measure what `take_matrix` held, now or, where that goes together, with the total; it must be asked for next.
+
+        False where a gradient was written to meanwhile.
+        """
         matrices, self._matrices = self._matrices, []
-        unchanged, layers = True, list[native.FrozenLayer]()
+        unchanged, layers = True, self._together
         for layer, x, gradient, version in matrices:
             unchanged = unchanged and version_of(gradient) == version
             found = self.shortcut.read_layer(layer.names, x, gradient)
@@ -119,8 +122,6 @@ class Collector:
                     self(layer.call((0,), (x,), {}), gradient)
             else:
                 layers.append(found)
-        if layers:
-            self._shares[_TOGETHER] = self.shortcut.share(layers)
         return unchanged
 
     def finish(self) -> dict[str, Tensor]:
@@ -139,13 +140,17 @@ class Collector:
 
     def lengths(self, dtype: torch.dtype) -> Tensor:
         """``[B]``: the roots of totals, with what parameters have without any gradient."""
-        weights = self._weights
+        weights, layers = self._weights, self._together
         if self._in_the_end and weights is not None:
-            total = self._sum()
-            if native.supports(total) and weights.is_cpu and weights.dtype == dtype:
-                return native.lengths(total, weights, self._scale)
-            return (total.sqrt() / self._factors).to(dtype)
+            alone = bool(layers) and not self._shares and not self._repeated
+            if alone and weights.dtype is dtype is layers[0][0].dtype and weights.is_cpu and weights.is_contiguous():
+                return native.frozen_lengths(layers, self._workspace, weights, self._scale)
+            return (self._sum().sqrt() / self._factors).to(dtype)
         return add_bases(self._measures, self.total()).clamp(min=0.0).sqrt().to(dtype)
+
+    @property
+    def _workspace(self) -> Workspace:
+        return next(iter(self._measures.values())).workspace
 
     @cached_property
     def _factors(self) -> Tensor:
@@ -153,9 +158,9 @@ class Collector:
         return self._weights.to(next(iter(self._measures.values())).device) * self._scale
 
     def _sum(self) -> Tensor:
-        if self._shares.keys() == {_TOGETHER} and not self._repeated:
-            return self._shares[_TOGETHER]
         shares = list(self.finish().values()) if self._shares or self._repeated else []
+        if self._together:
+            shares.append(native.frozen_layers(self._together, self._workspace))
         if not shares:
             device = next(iter(self._measures.values())).device
             return torch.zeros(self._num_examples, dtype=torch.float64, device=device)

@@ -1,16 +1,16 @@
-"""A training pass of a kind that was followed before: hooks at its layers, and autograd's word that this is all.
+"""A training pass of a kind that was followed before: followed at its layers, with autograd's word that this is all.
 
 A tape watches every torch function, which takes longer than a step of a small model. Once a tape has found every
 scored parameter used by one call of a layer with a rule, autograd itself can say that it is so again. The engine
 hands a gradient on to a parameter as the very tensor that the layer's node sent, if that is all there is; a second
 use of the parameter, wherever it is, makes a sum, and a sum is another tensor. So a pass is known if
 
-- each layer is called once, with gradients, as its rule wants it, and leads to its parameters through the same kinds
-  of nodes as when it was learnt;
+- each layer is called once, with gradients, as its rule wants it, and the nodes behind its output, down to those that
+  send its parameters their gradients, are of the same kinds as when it was learnt;
 - its inputs are not written to before the gradient at its output arrives, or, where layers are measured together in the
   end, before the block is left, nor is that gradient;
-- whatever arrives at a scored parameter, in any backward pass, is what its layer's node sent there, or the transpose of
-  it, in the same memory, where that node is followed by a transposition.
+- whatever arrives at a scored parameter, in any backward pass, is what its layer's node sent there, or, where that node
+  was followed by a transposition when it was learnt, the transpose of it in the same memory.
 
 Anything else is a doubt, and what was heard is not used.
 """
@@ -45,22 +45,23 @@ class Route:
     """Which edge of each leads on."""
 
     @cached_property
+    def transposed(self) -> bool:
+        """Whether the last node is a transposition, and the one before it sends what arrives transposed."""
+        return len(self.kinds) > 1 and self.kinds[-1].__name__ == _TRANSPOSITION
+
+    @cached_property
     def depth(self) -> int:
         """The place among the nodes of the sender: the last one, or the one before a transposition."""
-        return len(self.kinds) - (2 if len(self.kinds) > 1 and self.kinds[-1].__name__ == _TRANSPOSITION else 1)
+        return len(self.kinds) - (2 if self.transposed else 1)
 
     def sender(self, node: Any) -> Any:
         """From the node behind the output, the one that sends the parameter its gradient; None on another way."""
-        sender: Any = None
-        last, depth = len(self.kinds) - 1, self.depth
-        for place, kind in enumerate(self.kinds):
-            if type(node) is not kind:
+        depth = self.depth
+        for place in range(depth):
+            if type(node) is not self.kinds[place]:
                 return None
-            if place == depth:
-                sender = node
-            if place < last:
-                node = node.next_functions[self.edges[place]][0]
-        return sender
+            node = node.next_functions[self.edges[place]][0]
+        return node if type(node) is self.kinds[depth] else None
 
 
 @dataclass
@@ -94,21 +95,42 @@ class Plan:
     """Hooks of passes that are over, for those to come."""
 
 
-class Switch:
-    """The hooks of a plan's passes, on layers and parameters, put on and taken off again at little cost.
+class Forward:
+    """Stands among a layer's attributes as its ``forward`` while passes are followed, and tells them of calls.
 
-    torch's own functions register them once. From then on they are entered into the dictionaries torch looks at, and
-    taken out again, so that nothing of them is left on a model between passes.
+    With a hook of any kind torch calls a module in a way that takes longer, in a small step, than what is told then.
+
+    Args:
+        module: the layer.
+        own: its attribute of this name, if it has one.
+    """
+
+    def __init__(self, module: nn.Module, own: Any) -> None:
+        self.own = own
+        self.followers: list[tuple[Switch, Layer]] = []
+        self._module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the layer returns."""
+        module, own = self._module, self.own
+        output = type(module).forward(module, *args, **kwargs) if own is None else own(*args, **kwargs)
+        for switch, layer in self.followers:
+            if switch.known is not None:
+                switch.known.called(layer, args, kwargs, output)
+        return output
+
+
+class Switch:
+    """What a plan's passes follow layers and parameters by, put on and taken off again at little cost.
+
+    torch's own function registers hooks on parameters once. From then on they are entered into the dictionaries torch
+    looks at, and taken out again, so that nothing of them is left on a model between passes.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.known: KnownPass | None = None
-        self._layers: list[tuple[nn.Module, int, Any]] = []
+        self._layers = plan.layers
         self._params: list[tuple[Tensor, int, Any]] = []
-        for layer in plan.layers:
-            hook: Any = partial(self._called, layer)
-            handle = layer.module.register_forward_hook(hook, with_kwargs=True)
-            self._layers.append((layer.module, handle.id, hook))
         for name, param in plan.params.items():
             hook = partial(self._arrived, name)
             self._params.append((param, param.register_hook(hook).id, hook))
@@ -117,31 +139,34 @@ class Switch:
     def on(self, known: "KnownPass") -> None:
         """Let this pass follow what happens."""
         self.known = known
-        for module, number, hook in self._layers:
-            hooks: Any = module._forward_hooks
-            hooks[number] = hook
-            hooks.move_to_end(number, last=False)  # a hook of the user's that changes the output comes after
-            module._forward_hooks_with_kwargs[number] = True
+        for layer in self._layers:
+            attributes = layer.module.__dict__
+            forward = attributes.get("forward")
+            if type(forward) is not Forward:  # as it is where blocks are nested
+                forward = attributes["forward"] = Forward(layer.module, forward)
+            forward.followers.append((self, layer))
         for param, number, hook in self._params:
-            hooks = param._backward_hooks
+            hooks: Any = param._backward_hooks
             if hooks is None:  # somebody took away all hooks, and what they were kept in
                 hooks = param._backward_hooks = OrderedDict()
             hooks[number] = hook
 
     def off(self) -> None:
-        """Leave no hook behind."""
+        """Leave nothing behind."""
         self.known = None
-        for module, number, _ in self._layers:
-            module._forward_hooks.pop(number, None)
-            module._forward_hooks_with_kwargs.pop(number, None)
+        for layer in self._layers:
+            attributes = layer.module.__dict__
+            forward = attributes.get("forward")
+            if type(forward) is Forward:  # not where somebody has put something else there
+                forward.followers = [follower for follower in forward.followers if follower[0] is not self]
+                if not forward.followers:
+                    del attributes["forward"]
+                    if forward.own is not None:
+                        attributes["forward"] = forward.own
         for param, number, _ in self._params:
             hooks: Any = param._backward_hooks
             if hooks is not None:
                 hooks.pop(number, None)
-
-    def _called(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        assert self.known is not None
-        self.known.called(layer, args, kwargs, output)
 
     def _arrived(self, name: str, gradient: Tensor) -> None:
         assert self.known is not None
@@ -320,8 +345,12 @@ class KnownPass:
 
     def arrived(self, name: str, gradient: Tensor) -> None:
         """Compare the gradient of a parameter with what was sent to it."""
-        sent = self._sent.pop(name, None)
-        if sent is not gradient and (sent is None or not _is_transpose(gradient, sent)):
+        sent, route = self._sent.pop(name, None), self._plan.routes.get(name)
+        if (
+            sent is None
+            or route is None
+            or not (_is_transpose(gradient, sent) if route.transposed else gradient is sent)
+        ):
             self._doubt(f"{name.removeprefix('model.')} is used outside its layer's call")
         self._any_arrived = True
 
@@ -361,7 +390,8 @@ def structure_of(model: nn.Module, optimizer: Optimizer | None) -> tuple[tuple[A
             continue
         seen.add(id(module))
         holds.append(module)
-        key += (id(module), type(module), module.training, "forward" in module.__dict__)
+        forward = module.__dict__.get("forward")
+        key += (id(module), type(module), module.training, forward is not None and type(forward) is not Forward)
         for param in module._parameters.values():
             holds.append(param)
             key += (id(param), param is not None and param.requires_grad)

@@ -39,7 +39,7 @@ class Findings:
 def kind_of(data: Any, params: Iterable[str]) -> object:
     """What decides whether data must be probed anew: types, numbers of dimensions, what is scored."""
     leaves = nested.leaves(data)
-    return tuple([(leaf.dtype, leaf.dim()) for leaf in leaves]), tuple(params), nested.count_examples(leaves) > 1
+    return tuple([(leaf.dtype, leaf.dim()) for leaf in leaves]), tuple(params), nested.count_rows(leaves, data) > 1
 
 
 def few_of(data: Any) -> Any:

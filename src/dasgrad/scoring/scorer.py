@@ -4,7 +4,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, cast
 
 import torch
@@ -19,8 +19,8 @@ from dasgrad.scoring.collector import add_bases
 from dasgrad.scoring.engine import Engine
 from dasgrad.scoring.explanation import Explanation, explain
 from dasgrad.scoring.isolation import device_of, training_batch_norms, untouched, unwrap
-from dasgrad.scoring.known import Plan, structure_of
-from dasgrad.scoring.listening import Ear, Heard, Weighted
+from dasgrad.scoring.known import KnownPass, Plan, structure_of
+from dasgrad.scoring.listening import Ear, Heard, Listening, Weighted
 from dasgrad.scoring.losses import Losses, LossesOfPairs, LossFunction
 from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
 from dasgrad.scoring.preconditioned import Preconditioner, inverse_metric_at, options_of, read_optimizer
@@ -174,8 +174,7 @@ class ExampleScorer:
                     advance(len(scores[-1]))
             return torch.cat(scores)
 
-    @contextmanager
-    def listen(self, batch: Weighted, scale: float = 1.0) -> Iterator[Heard]:
+    def listen(self, batch: Weighted, scale: float = 1.0) -> AbstractContextManager[Heard]:
         """Take a training batch's scores out of its own backward pass.
 
         Inside the block run the forward pass and ``batch.weighted_mean(losses).backward()``, or
@@ -205,29 +204,41 @@ class ExampleScorer:
             raise ValueError(f'`ExampleScorer.listen` needs score="dasgrad" or "gradient", got {self.score!r}.')
         if not scale > 0:
             raise ValueError(f"`ExampleScorer.listen(scale=...)` must be positive, got {scale!r}.")
+        return Listening(functools.partial(self._recall, batch, scale), functools.partial(self._hear_new, batch, scale))
+
+    def _recall(self, batch: Weighted, scale: float) -> tuple[KnownPass, Callable[[], Tensor]] | None:
+        """A pass of a known kind, and its scores once it is over; None where a tape is needed."""
+        key = (structure_of(self.model, self.optimizer)[0], kind_of(batch.data, ()))
+        plan = self._ear.recall(key)
+        if plan is None:
+            return None
+        weights = batch.weights
+        scale /= max(1, weights.shape[0])
+        known, collector = self._ear.hear_known(plan, self._measures_again(plan), weights, scale)
+
+        def scores() -> Tensor:
+            if known.sure:
+                return collector.lengths(self._precise(plan.params))
+            self._ear.forget(key)
+            return self(batch.data)
+
+        return known, scores
+
+    @contextmanager
+    def _hear_new(self, batch: Weighted, scale: float) -> Iterator[Heard]:
         assert self._losses is not None
         structure, holds = structure_of(self.model, self.optimizer)
         key = (structure, kind_of(batch.data, ()))
-        heard, plan = Heard(), self._ear.recall(key)
-        params = self._scored_parameters() if plan is None else plan.params
-        measures = self._measures(params) if plan is None else self._measures_again(plan)
-        weights, scale = batch.weights, scale / max(1, len(batch.weights))
-        if plan is not None:
-            known, collector = self._ear.hear_known(plan, measures, weights, scale)
-            with known:
-                yield heard
-            if known.sure:
-                heard.fill(collector.lengths(self._precise(params)))
-            else:
-                self._ear.forget(key)
-                heard.fill(self(batch.data))
-            return
+        params = self._scored_parameters()
+        measures, weights = self._measures(params), batch.weights
         function = LossFunction(self.model, self._losses, self._dtype)
         data = nested.map_leaves(function.cast, batch.data)
         if not self._engine.knows(params, data):
             with untouched(self._announced_model()):
                 self._engine.look(function, params, data)
-        with self._ear.hear_new(key, Plan(params, holds), self.model, measures, weights, scale) as collector:
+        plan, scale = Plan(params, holds), scale / max(1, len(weights))
+        heard = Heard()
+        with self._ear.hear_new(key, plan, self.model, measures, weights, scale) as collector:
             yield heard
         total = add_bases(measures, collector.total())
         if self._engine.irregular:
@@ -421,6 +432,8 @@ class ExampleScorer:
     def _precise(self, params: Mapping[str, Tensor]) -> torch.dtype:
         """At least float32, and no less than the passes are computed in."""
         dtypes = {param.dtype for param in params.values()} if self._dtype is None else {self._dtype}
+        if dtypes == {torch.float32}:
+            return torch.float32
         return functools.reduce(torch.promote_types, dtypes, torch.float32)
 
     def _measures(self, params: Mapping[str, Tensor]) -> dict[str, Measure]:

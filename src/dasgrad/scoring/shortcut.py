@@ -6,7 +6,7 @@ computed beside x Wᵀ; so can, with momentum, what its product with b is summed
 each call takes longer than its arithmetic: there weights and biases of all layers are measured in one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class LinearShortcut:
         return output
 
     def read_layer(self, names: Mapping[str, str], x: Tensor, gradient: Tensor) -> native.FrozenLayer | None:
-        """What `share` needs of a small layer, from its input and the gradient at its output; None for any other.
+        """What the core needs of a small layer, from its input and the gradient at its output; None for any other.
 
         Args:
             names: of the scored ones among its weight and bias, as measures know them.
@@ -65,7 +65,3 @@ class LinearShortcut:
         if weight[0].dtype != x.dtype or (bias is not None and bias[0].dtype != x.dtype):
             return None
         return gradient, x, weight, bias
-
-    def share(self, layers: Sequence[native.FrozenLayer]) -> Tensor:
-        """``[B]`` float64: what the parameters of these layers, of one type, add to each example."""
-        return native.frozen_layers(layers, next(iter(self._measures.values())).workspace)

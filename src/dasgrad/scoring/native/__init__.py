@@ -49,9 +49,8 @@ class _Products(ctypes.Structure):
 _PRODUCTS = (None, [ctypes.POINTER(_Products)])
 _LAYERS = (
     None,
-    [ctypes.c_char_p, _INTEGER, _INTEGER, _POINTER, _POINTER, ctypes.POINTER(threads.Threads)],
+    [ctypes.c_char_p, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER, _POINTER, ctypes.c_double, _POINTER],
 )
-_LENGTHS = (None, [_POINTER, _POINTER, ctypes.c_double, _INTEGER, _POINTER])
 _library = shared_library.load(
     Path(__file__).parent,
     "measures",
@@ -61,8 +60,6 @@ _library = shared_library.load(
         "dasgrad_has_sums_of_products": (_INTEGER, []),
         "dasgrad_inverse_metric32": _INVERSE,
         "dasgrad_inverse_metric64": _INVERSE,
-        "dasgrad_lengths32": _LENGTHS,
-        "dasgrad_lengths64": _LENGTHS,
         "dasgrad_linear_with_squares16": _LINEAR,
         "dasgrad_linear_with_squares32": _LINEAR,
         "dasgrad_linear_with_squares64": _LINEAR,
@@ -234,6 +231,8 @@ def inverse_metric(curvature: Tensor, scale: float, eps: float, share: float) ->
     return inverse
 
 
+_DOUBLE = torch.empty(0, dtype=torch.float64)
+_TORCH_THREADS = ctypes.addressof(threads.TORCH)
 Curvature = tuple[Tensor, tuple[float, float, float]]
 """A contiguous v, and scale, eps and share of `inverse_metric`."""
 
@@ -247,6 +246,30 @@ def frozen_layers(layers: Sequence[FrozenLayer], workspace: Workspace) -> Tensor
 
     All must be of one type.
     """
+    totals = torch.empty(layers[0][0].shape[0], dtype=torch.float64)
+    _measure_layers(layers, workspace, totals, None, 0.0, None)
+    return totals
+
+
+def frozen_lengths(layers: Sequence[FrozenLayer], workspace: Workspace, weights: Tensor, scale: float) -> Tensor:
+    """``[B]``: √total / (scale · weight) of the totals of `frozen_layers`, for weights ``[B]`` of the layers' type."""
+    lengths = torch.empty_like(weights)
+    assert weights.dtype is layers[0][0].dtype
+    assert weights.is_contiguous()
+    assert weights.shape == layers[0][0].shape[:1]
+    totals = workspace.reserve("totals", weights.numel(), _DOUBLE)
+    _measure_layers(layers, workspace, totals, weights.data_ptr(), scale, lengths.data_ptr())
+    return lengths
+
+
+def _measure_layers(
+    layers: Sequence[FrozenLayer],
+    workspace: Workspace,
+    totals: Tensor,
+    weights: int | None,
+    scale: float,
+    lengths: int | None,
+) -> None:
     dtype, num_examples = layers[0][0].dtype, layers[0][0].shape[0]
     largest, packed, held = 0, b"", []
     for given_left, given_right, (curvature, coefficients), bias in layers:
@@ -271,21 +294,10 @@ def frozen_layers(layers: Sequence[FrozenLayer], workspace: Workspace) -> Tensor
             *coefficients, *of_bias_coefficients,
         )  # fmt: skip
     inverse = workspace.reserve("inverse metrics", largest, curvature)
-    totals = torch.empty(num_examples, dtype=torch.float64)
-    function = getattr(_library, f"dasgrad_frozen_layers{_BITS[dtype]}")
-    function(packed, len(layers), num_examples, inverse.data_ptr(), totals.data_ptr(), threads.of_torch(1))
-    return totals
-
-
-def lengths(totals: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """``[B]`` float64, ``[B] -> [B]`` in the type of ``weights``: √total / (scale · weight)."""
-    totals, weights = totals.contiguous(), weights.contiguous()
-    assert totals.dtype == torch.float64
-    assert totals.shape == weights.shape
-    roots = torch.empty_like(weights)
-    function = getattr(_library, f"dasgrad_lengths{_BITS[weights.dtype]}")
-    function(totals.data_ptr(), weights.data_ptr(), scale, roots.numel(), roots.data_ptr())
-    return roots
+    assert _library is not None
+    function = _library.dasgrad_frozen_layers32 if dtype is torch.float32 else _library.dasgrad_frozen_layers64
+    pointers = inverse.data_ptr(), totals.data_ptr(), _TORCH_THREADS
+    function(packed, len(layers), num_examples, *pointers, weights, scale, lengths)
 
 
 def own_sparse_products(left_B: Tensor, right: SparseOuter, arrays: Arrays, coefficients: Coefficients) -> Tensor:

@@ -27,9 +27,7 @@
 //
 // `frozen_layers`: both of these for weights and biases of several layers in one call, from v to the sum of what they add
 // to each example, for training steps so small that calls take longer than their arithmetic. It is given the caller's
-// threads.
-//
-// `lengths`: from the layers' sums to scores, sqrt(total) / (scale weight).
+// threads. From the sums to scores it is sqrt(total) / (scale weight).
 //
 // Nothing is allocated or remembered between calls, and arguments are checked by the caller.
 
@@ -59,8 +57,10 @@
 #endif
 #if defined(__GNUC__)
 #define DASGRAD_INLINE inline __attribute__((always_inline))
+#define DASGRAD_UNROLLED _Pragma("GCC unroll 8")  // so that arrays of vectors are registers
 #else
 #define DASGRAD_INLINE inline
+#define DASGRAD_UNROLLED
 #endif
 
 namespace {
@@ -260,7 +260,7 @@ DASGRAD_INLINE float widen(Bfloat16 number) {
 DASGRAD_INLINE float widen(float number) { return number; }
 DASGRAD_INLINE double widen(double number) { return number; }
 
-constexpr int kTogether = 4;  // examples that share each reading of Q
+constexpr int kTogether = 4;  // examples that share each reading of a matrix
 constexpr int kBytes = 64;    // of a vector; narrower machines take several instructions
 
 // A vector of numbers that the compiler maps to registers.
@@ -272,6 +272,7 @@ struct Lanes {
   Vector value;
   DASGRAD_INLINE void add_product(Real scale, const Lanes& other) { value += scale * other.value; }
   DASGRAD_INLINE void add_product(const Lanes& a, const Lanes& b) { value += a.value * b.value; }
+  DASGRAD_INLINE void add(const Lanes& other) { value += other.value; }
   DASGRAD_INLINE void square_into(Lanes& out) const { out.value = value * value; }
 #else
   Real value[kSize];
@@ -280,6 +281,9 @@ struct Lanes {
   }
   DASGRAD_INLINE void add_product(const Lanes& a, const Lanes& b) {
     for (int k = 0; k < kSize; ++k) value[k] += a.value[k] * b.value[k];
+  }
+  DASGRAD_INLINE void add(const Lanes& other) {
+    for (int k = 0; k < kSize; ++k) value[k] += other.value[k];
   }
   DASGRAD_INLINE void square_into(Lanes& out) const {
     for (int k = 0; k < kSize; ++k) out.value[k] = value[k] * value[k];
@@ -329,52 +333,108 @@ DASGRAD_INLINE void load(Lanes<float>& lanes, const Bfloat16* from) {
 #endif
 }
 
-constexpr int64_t kRowsAtOnce = 256;  // of Q, whose factors left^2 are kept on the stack
+constexpr int64_t kRowsAtOnce = 32, kVectorsAtOnce = 8;  // of Q, which stay near while the examples go by
+constexpr int64_t kExamplesAtOnce = 64;
+
+// left^2 of one example where it is not zero, and where the rows of Q begin that it is multiplied with. Behind rectified
+// units half of it is zero, so that each example on its own takes less time than several that share each reading of Q.
+template <typename Real>
+struct Factors {
+  int64_t number;
+  int64_t places[kRowsAtOnce];
+  Real squares[kRowsAtOnce];
+};
+
+template <typename Real>
+DASGRAD_INLINE void find_factors(const Real* left, int64_t rows, int64_t num_columns, Factors<Real>& found) {
+  int64_t number = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    const Real square = left[row] * left[row];
+    found.places[number] = row * num_columns;
+    found.squares[number] = square;
+    number += square != 0;
+  }
+  found.number = number;
+}
+
+// sums += (left^2 Q) right^2 over kVectors vectors of columns.
+template <int kVectors, typename Real>
+DASGRAD_INLINE void add_columns(const Factors<Real>& factors, const Real* matrix, const Real* right,
+                                Lanes<Real>& sums) {
+  constexpr int kSize = Lanes<Real>::kSize;
+  Lanes<Real> products[kVectors], values, total;
+  total.clear();
+  DASGRAD_UNROLLED
+  for (int v = 0; v < kVectors; ++v) products[v] = total;
+  for (int64_t k = 0; k < factors.number; ++k) {
+    const Real* row = matrix + factors.places[k];
+    DASGRAD_UNROLLED
+    for (int v = 0; v < kVectors; ++v) {
+      values.load(row + v * kSize);
+      products[v].add_product(factors.squares[k], values);
+    }
+  }
+  DASGRAD_UNROLLED
+  for (int v = 0; v < kVectors; ++v) {
+    values.load(right + v * kSize);
+    values.square_into(values);
+    total.add_product(products[v], values);
+  }
+  sums.add(total);
+}
+
+template <typename Real>
+DASGRAD_INLINE void add_columns(int64_t num_vectors, const Factors<Real>& factors, const Real* matrix,
+                                const Real* right, Lanes<Real>& sums) {
+  switch (num_vectors) {
+    case 1: add_columns<1>(factors, matrix, right, sums); break;
+    case 2: add_columns<2>(factors, matrix, right, sums); break;
+    case 3: add_columns<3>(factors, matrix, right, sums); break;
+    case 4: add_columns<4>(factors, matrix, right, sums); break;
+    case 5: add_columns<5>(factors, matrix, right, sums); break;
+    case 6: add_columns<6>(factors, matrix, right, sums); break;
+    case 7: add_columns<7>(factors, matrix, right, sums); break;
+    default: add_columns<kVectorsAtOnce>(factors, matrix, right, sums);
+  }
+}
 
 // `bias` null: no input beside right that is 1 for every example. `add`: to what totals hold.
 template <typename Real>
 DASGRAD_INLINE void sum_quadratic(const Real* left, const Real* right, int64_t num_examples, int64_t num_rows,
                                   int64_t num_columns, const Real* quadratic, const Real* bias, bool add,
                                   double* totals) {
-  constexpr int kSize = Lanes<Real>::kSize;
-  const int64_t whole = num_columns - num_columns % kSize;
-  Real squares[kRowsAtOnce][kTogether];
-  for (int64_t i = 0; i < num_examples; i += kTogether) {
-    const int64_t together = num_examples - i < kTogether ? num_examples - i : kTogether;
-    const Real *b[kTogether], *x[kTogether];
-    for (int64_t e = 0; e < kTogether; ++e) {  // rows past the end repeat the last one; their sums are thrown away
-      const int64_t at = i + (e < together ? e : together - 1);
-      b[e] = left + at * num_rows;
-      x[e] = right + at * num_columns;
-    }
-    Lanes<Real> sums[kTogether], products[kTogether], values, of_squares;
-    double rest[kTogether] = {};
-    for (int e = 0; e < kTogether; ++e) sums[e].clear();
+  constexpr int64_t kSize = Lanes<Real>::kSize;
+  const int64_t vectors = num_columns / kSize, blocks = (vectors + kVectorsAtOnce - 1) / kVectorsAtOnce;
+  const int64_t step = blocks ? (vectors + blocks - 1) / blocks : 1;  // blocks of about the same size
+  Factors<Real> factors[kExamplesAtOnce];
+  Lanes<Real> sums[kExamplesAtOnce];
+  for (int64_t i = 0; i < num_examples; i += kExamplesAtOnce) {
+    const int64_t together = num_examples - i < kExamplesAtOnce ? num_examples - i : kExamplesAtOnce;
+    double rest[kExamplesAtOnce] = {};
+    for (int64_t e = 0; e < together; ++e) sums[e].clear();
     for (int64_t first = 0; first < num_rows; first += kRowsAtOnce) {
       const int64_t rows = num_rows - first < kRowsAtOnce ? num_rows - first : kRowsAtOnce;
       const Real* matrix = quadratic + first * num_columns;
-      for (int64_t row = 0; row < rows; ++row)
-        for (int e = 0; e < kTogether; ++e) squares[row][e] = b[e][first + row] * b[e][first + row];
-      if (bias)
-        for (int64_t row = 0; row < rows; ++row)
-          for (int e = 0; e < kTogether; ++e) rest[e] += squares[row][e] * bias[first + row];
-      for (int64_t k = 0; k < whole; k += kSize) {
-        for (int e = 0; e < kTogether; ++e) products[e].clear();
-        for (int64_t row = 0; row < rows; ++row) {
-          values.load(matrix + row * num_columns + k);
-          for (int e = 0; e < kTogether; ++e) products[e].add_product(squares[row][e], values);
-        }
-        for (int e = 0; e < kTogether; ++e) {
-          values.load(x[e] + k);
-          values.square_into(of_squares);
-          sums[e].add_product(products[e], of_squares);
-        }
+      for (int64_t e = 0; e < together; ++e) {
+        const Real* b = left + (i + e) * num_rows + first;
+        find_factors(b, rows, num_columns, factors[e]);
+        if (bias)
+          for (int64_t row = 0; row < rows; ++row) rest[e] += b[row] * b[row] * bias[first + row];
       }
-      for (int64_t k = whole; k < num_columns; ++k)
-        for (int e = 0; e < kTogether; ++e) {
+      const int64_t span = kRowsAtOnce * kVectorsAtOnce / rows / step * step;
+      for (int64_t begin = 0; begin < vectors; begin += span)
+        for (int64_t e = 0; e < together; ++e) {
+          const Real* x = right + (i + e) * num_columns;
+          for (int64_t v = begin; v < vectors && v < begin + span; v += step)
+            add_columns(vectors - v < step ? vectors - v : step, factors[e], matrix + v * kSize, x + v * kSize, sums[e]);
+        }
+      for (int64_t e = 0; e < together; ++e)
+        for (int64_t k = vectors * kSize; k < num_columns; ++k) {
+          const double value = right[(i + e) * num_columns + k];
           double product = 0;
-          for (int64_t row = 0; row < rows; ++row) product += squares[row][e] * matrix[row * num_columns + k];
-          rest[e] += product * x[e][k] * x[e][k];
+          for (int64_t f = 0; f < factors[e].number; ++f)
+            product += factors[e].squares[f] * matrix[factors[e].places[f] + k];
+          rest[e] += product * value * value;
         }
     }
     for (int64_t e = 0; e < together; ++e) totals[i + e] = (add ? totals[i + e] : 0) + sums[e].sum() + rest[e];
@@ -782,27 +842,21 @@ DASGRAD_EXPORT void dasgrad_quadratic64(const double* left, const double* right,
   quadratic64(left, right, num_examples, num_rows, num_columns, quadratic, bias, false, totals);
 }
 
-// The bits are those of the type of weights and results.
-DASGRAD_EXPORT void dasgrad_lengths32(const double* totals, const float* weights, double scale, int64_t num_examples,
-                                      float* lengths) {
-  take_roots(totals, weights, scale, num_examples, lengths);
-}
-
-DASGRAD_EXPORT void dasgrad_lengths64(const double* totals, const double* weights, double scale, int64_t num_examples,
-                                      double* lengths) {
-  take_roots(totals, weights, scale, num_examples, lengths);
-}
-
+// `weights` null: totals alone; else lengths, too.
 DASGRAD_EXPORT void dasgrad_frozen_layers32(const FrozenLayer<float>* layers, int64_t num_layers,
                                             int64_t num_examples, float* inverse, double* totals,
-                                            const Threads* threads) {
+                                            const Threads* threads, const float* weights, double scale,
+                                            float* lengths) {
   measure_layers(layers, num_layers, num_examples, inverse, totals, *threads);
+  if (weights) take_roots(totals, weights, scale, num_examples, lengths);
 }
 
 DASGRAD_EXPORT void dasgrad_frozen_layers64(const FrozenLayer<double>* layers, int64_t num_layers,
                                             int64_t num_examples, double* inverse, double* totals,
-                                            const Threads* threads) {
+                                            const Threads* threads, const double* weights, double scale,
+                                            double* lengths) {
   measure_layers(layers, num_layers, num_examples, inverse, totals, *threads);
+  if (weights) take_roots(totals, weights, scale, num_examples, lengths);
 }
 
 // `coefficients`: gain, slope, sign, eps. `arrays`: floor, past, decay or null, offset or null.

@@ -6,7 +6,6 @@ OpenMP library that torch has loaded; where that is not the GNU one, to threads 
 """
 
 import ctypes
-import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -46,12 +45,6 @@ class Threads(ctypes.Structure):
     )
 
 
-@functools.cache
-def of_torch(number: int) -> Threads:
-    """So many of torch's threads."""
-    return Threads(*_ADDRESSES, number)
-
-
 def _addresses() -> tuple[int | None, ...]:
     if _openmp is None:
         return None, None, None
@@ -59,7 +52,8 @@ def _addresses() -> tuple[int | None, ...]:
     return tuple(ctypes.cast(function, ctypes.c_void_p).value for function in functions)
 
 
-_ADDRESSES = _addresses()
+TORCH = Threads(*_addresses(), 1)
+"""One of them; a core that wants more says how many."""
 
 
 def share_out(part: Part, num_examples: int, num_threads: int) -> None:
