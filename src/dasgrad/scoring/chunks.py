@@ -1,4 +1,4 @@
-"""A data set in chunks: read ahead to the device, and cut smaller where memory does not suffice."""
+"""A data set in chunks: read ahead to the device, and cut smaller where they hold too much or do not fit."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -77,10 +77,19 @@ def _use_on_current_stream(data: Any, device: torch.device) -> None:
 
 
 class WithinMemory:
-    """Scores chunks with a function; where one does not fit into memory, halves it, goes on and says so once."""
+    """Scores chunks with a function, block by block; where one does not fit into memory, halves it and says so once.
 
-    def __init__(self, score: Callable[[Any], Tensor], free: Callable[[], None]) -> None:
+    Args:
+        score: of a block.
+        block_size: how many examples of a chunk are to be scored at once.
+        free: called after an attempt that did not fit.
+    """
+
+    def __init__(
+        self, score: Callable[[Any], Tensor], block_size: Callable[[Any], int], free: Callable[[], None]
+    ) -> None:
         self._score = score
+        self._block_size = block_size
         self._free = free
         self._limit: int | None = None
 
@@ -91,25 +100,38 @@ class WithinMemory:
             MemoryError: when a single example does not fit.
         """
         num_examples = nested.count_examples(data)
-        if self._limit is None or num_examples <= self._limit:
+        limit = self._limit
+        if limit is None or num_examples <= limit:
             try:
-                return self._score(data)
+                limit = self._block_size(data)
+                if num_examples <= limit:
+                    return self._score(data)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 if num_examples <= 1:
                     raise MemoryError(f"one example does not fit into memory while it is scored: {error}") from error
-            self._free()
-            announce = self._limit is None
-            self._limit = (num_examples + 1) // 2
-            if announce:
-                warnings.warn(
-                    f"scoring {num_examples} examples at once does not fit into memory: going on with "
-                    f"{self._limit} or fewer. Give a smaller `chunk_size` to be spared the attempt.",
-                    stacklevel=4,
-                )
-        limit = self._limit
-        return torch.cat([self(nested.take(data, slice(k, k + limit))) for k in range(0, num_examples, limit)])
+                limit = self._halve(num_examples)
+        return torch.cat([self(block) for block in cut_evenly(data, limit)])
+
+    def _halve(self, num_examples: int) -> int:
+        self._free()
+        announce = self._limit is None
+        self._limit = (num_examples + 1) // 2
+        if announce:
+            warnings.warn(
+                f"scoring {num_examples} examples at once does not fit into memory: going on with "
+                f"{self._limit} or fewer. Give a smaller `chunk_size` to be spared the attempt.",
+                stacklevel=5,
+            )
+        return self._limit
+
+
+def cut_evenly(data: Any, limit: int) -> Iterator[Any]:
+    """Blocks of at most ``limit`` examples, as few as there can be, and none much smaller than the others."""
+    num_examples = nested.count_examples(data)
+    size = -(-num_examples // -(-num_examples // limit))
+    return (nested.take(data, slice(k, k + size)) for k in range(0, num_examples, size))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

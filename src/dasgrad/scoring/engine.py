@@ -1,4 +1,4 @@
-"""Squared scores of a chunk: one forward pass, one backward pass to activations, each layer measured as it comes.
+"""Squared scores of a block: one forward pass, one backward pass to activations, each layer measured as it comes.
 
 No gradient of a parameter is computed. Each layer's inputs and the gradient at its output are turned into
 the layer's share by its rule as soon as the backward pass gets there, and freed. Parameters that no rule
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from dasgrad import nested
-from dasgrad.scoring import probe
+from dasgrad.scoring import footprint, probe
 from dasgrad.scoring.collector import Collector, add_bases
 from dasgrad.scoring.fallback import PerExampleGradients, flatten_examples, rows_within_budget
 from dasgrad.scoring.losses import LossFunction
@@ -39,6 +39,7 @@ class Engine:
         self.dims: dict[str, int] = {}
         self._anchor_all = False
         self._announced: set[str] = set()
+        self._block_sizes: dict[object, int] = {}
 
     def squares(
         self,
@@ -78,6 +79,24 @@ class Engine:
             return
         self._learn(function, params, probe.few_of(data))
         self._probed.add(probe.kind_of(data, params))
+
+    def block_size(
+        self, function: LossFunction, params: Mapping[str, Tensor], measures: Mapping[str, Measure], data: Any
+    ) -> int:
+        """How many of these examples are scored at once, by what a pass holds of each; all of them on a GPU."""
+        num_examples = nested.count_examples(data)
+        leaves = nested.leaves(data)
+        if num_examples <= footprint.FEWEST or not all(leaf.device.type == "cpu" for leaf in leaves):
+            return num_examples
+        key = (probe.kind_of(data, params), tuple([tuple(leaf.shape[1:]) for leaf in leaves]))
+        if key not in self._block_sizes:
+            few = nested.map_leaves(function.cast, probe.few_of(data))
+            self.look(function, params, few)
+            tensors, collector = function.tensors(), Collector(measures, nested.count_examples(few))
+            tape = self.tape(function.model, params, tensors, collector)
+            tape.shortcut = collector.shortcut
+            self._block_sizes[key] = footprint.fitting(footprint.bytes_an_example(tape, function, tensors, few))
+        return self._block_sizes[key]
 
     def tape(
         self, model: nn.Module, params: Mapping[str, Tensor], tensors: Mapping[str, Tensor], collector: Collector

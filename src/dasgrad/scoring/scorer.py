@@ -157,7 +157,8 @@ class ExampleScorer:
 
         Args:
             dataset: a map-style data set, or tensors in memory (a ``TensorDataset``, or a tuple or dict).
-            chunk_size: examples fetched at once; memory is bounded whatever n is.
+            chunk_size: examples fetched at once; memory is bounded whatever n is. On a CPU a chunk is scored in
+                blocks, if its activations are large; on a GPU it goes through the model as a whole.
             progress: True for a bar, or a function of (done, total).
             collate_fn, num_workers: as for a ``DataLoader``, for data sets that are not in memory.
         """
@@ -249,8 +250,8 @@ class ExampleScorer:
     def explain(self, data: Any, targets: Any = None) -> Explanation:
         """Which rule serves each parameter, its share of the cost, what fell back and why, on a batch.
 
-        ``print(scorer.explain(inputs, targets))`` shows a table. The batch is scored twice, the second time
-        with a clock.
+        ``print(scorer.explain(inputs, targets))`` shows a table. The batch is scored twice, as a
+        whole, the second time with a clock.
         """
         if self.score not in ("dasgrad", "gradient"):
             raise ValueError(f'`ExampleScorer.explain` needs score="dasgrad" or "gradient", got {self.score!r}.')
@@ -398,7 +399,9 @@ class ExampleScorer:
             return squares.sqrt().to(precise)
 
         precise = self._precise(params)
-        return WithinMemory(scores, self._free_memory)
+        return WithinMemory(
+            scores, lambda data: self._engine.block_size(function, params, measures, data), self._free_memory
+        )
 
     def _cast(self, function: LossFunction, data: Any) -> Any:
         """Data in the precision of the passes; a CPU's memory for the copy is used again from chunk to chunk."""

@@ -201,7 +201,8 @@ class Tape(TorchFunctionMode):
             )
 
     def _release(self) -> None:
-        """Let go of all tensors: the tape may outlive the pass."""
+        """Let go of all tensors and of the consumer, which knows the tape: both may outlive the pass, in no cycle."""
+        self._consume = _drop
         for call in self.calls:
             call.release()
         self._carriers.clear()
@@ -296,10 +297,10 @@ class Tape(TorchFunctionMode):
 
     def _arrived(self, call: Call, gradient: Tensor) -> None:
         call.arrived = True
-        if call.inputs_changed():
-            self._note(call.names, "the layer's input is overwritten after its call")
-        elif any(name not in self.irregular for name in call.names):
-            with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction():
+            if call.inputs_changed():
+                self._note(call.names, "the layer's input is overwritten after its call")
+            elif any(name not in self.irregular for name in call.names):
                 self._consume(call, gradient)
 
     def _note(self, names: Iterable[str], reason: str) -> None:
@@ -319,9 +320,10 @@ class Tape(TorchFunctionMode):
         result = None if self.shortcut is None else self._by_shortcut(func, args, kwargs)
         if result is None:
             result = func(*args, **kwargs)
-        met = [self._carriers[id(t)] for t in _tensors_in((args, kwargs)) if id(t) in self._carriers]
-        if met and func not in _NO_USES:
-            result = self._follow_carriers(met, func, args, kwargs, result)
+        if self._carriers and func not in _NO_USES:
+            met = [self._carriers[id(t)] for t in _tensors_in((args, kwargs)) if id(t) in self._carriers]
+            if met:
+                result = self._follow_carriers(met, func, args, kwargs, result)
         if not self._forward:
             return result
         if func in _HOST_READS:
@@ -330,7 +332,7 @@ class Tape(TorchFunctionMode):
         for name in self._names_in((args, kwargs)):
             if name in self.irregular or func in _NO_USES:
                 continue
-            if self._owners[name].isdisjoint({here, _BARE}) and any(True for _ in _tensors_in(result)):
+            if self._owners[name].isdisjoint({here, _BARE}) and _tensors_in(result):
                 what = getattr(func, "__name__", str(func))
                 self.irregular[name] = f"used outside its layer, by {what}"
         return result
@@ -366,7 +368,7 @@ class Tape(TorchFunctionMode):
         self, met: list[Carrier], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> Any:
         met = [carrier for carrier in met if any(name not in self.irregular for name in carrier.names)]
-        if not met or not any(True for _ in _tensors_in(result)) or all(result is each.tensor for each in met):
+        if not met or not _tensors_in(result) or all(result is each.tensor for each in met):
             return result
         carrier, *others = met
         view = forms = None
@@ -440,12 +442,19 @@ class Tape(TorchFunctionMode):
         return [name for name in found if name is not None]
 
 
-def _tensors_in(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, tuple | list):
-        for value in values:
-            yield from _tensors_in(value)
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from _tensors_in(value)
+def _drop(call: Call, gradient: Tensor) -> None:
+    """The consumer after the pass."""
+
+
+def _tensors_in(values: Any) -> list[Tensor]:
+    """All tensors in nested arguments; a loop, for it is called with every function that is followed."""
+    found, waiting = list[Tensor](), [values]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            waiting.extend(reversed(value))
+        elif isinstance(value, dict):
+            waiting.extend(reversed(value.values()))
+    return found

@@ -1,0 +1,65 @@
+"""How many examples are scored at once on a CPU: as many as hold few enough bytes between the two passes.
+
+Scores of examples are independent, so a chunk need not go through the model as a whole. What its passes hold is the
+activations, which grow with the number of examples. A pass has a cost of its own, so that very few examples at once
+are slow; and once their activations are larger than a cache, more at once are no faster. So what a forward pass
+holds of each example is measured on a few, and a chunk is cut into blocks that hold at most `BLOCK_BYTES`. This is
+a matter of shapes alone: the same data are always cut in the same way, in a resumed run, too.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dasgrad import nested
+from dasgrad.scoring.losses import LossFunction
+from dasgrad.scoring.tape import Tape
+
+BLOCK_BYTES = 2**26
+"""What a block may hold: 64 MiB, where the CNN and the transformer of ``python -m benchmarks scores`` are fastest."""
+FEWEST = 32
+"""Examples that are taken at once whatever they hold: with fewer, reading the weights takes longer than using them."""
+
+
+def fitting(bytes_an_example: int) -> int:
+    """How many examples make a block."""
+    return max(FEWEST, BLOCK_BYTES // max(1, bytes_an_example))
+
+
+def bytes_an_example(tape: Tape, function: LossFunction, tensors: Mapping[str, Tensor], few: Any) -> int:
+    """What a forward pass under this tape holds for the backward pass, by the number of examples.
+
+    That is what autograd saves and what layers keep for their rules, each memory once, without the model's tensors and
+    the data. 0 where it cannot be told, as for models that compute gradients themselves.
+    """
+    held: list[Tensor] = []
+    found = 0
+
+    def pack(tensor: Tensor) -> None:
+        held.append(tensor.detach())  # not to be freed, and not part of the graph that would hold it
+
+    def count(losses: Tensor) -> None:
+        nonlocal found
+        kept = [leaf for call in tape.calls for leaf in call.leaves]
+        known = _storages([*tensors.values(), *nested.leaves(few)])
+        found = sum(size for place, size in _storages([*held, *kept]).items() if place not in known)
+
+    num_examples = nested.count_examples(few)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, _never):
+            tape.follow(lambda then: function.call(tensors, few, then), count, num_examples)
+    except RuntimeError:  # the real pass says what is wrong with the model, if anything is
+        return 0
+    return -(-found // num_examples)
+
+
+def _never(packed: None) -> Tensor:
+    raise AssertionError("no backward pass follows")
+
+
+def _storages(values: Iterable[Any]) -> dict[int, int]:
+    """By their addresses, the sizes in bytes of the memory that tensors are in."""
+    plain = (value.untyped_storage() for value in values if isinstance(value, Tensor) and value.layout == torch.strided)
+    return {storage.data_ptr(): storage.nbytes() for storage in plain}

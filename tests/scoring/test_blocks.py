@@ -1,0 +1,228 @@
+"""A chunk on a CPU is scored in blocks that hold a bounded number of bytes."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import dasgrad
+from dasgrad.scoring import footprint
+from dasgrad.scoring.probe import NUM_PROBED
+from scoring import problems
+
+HIDDEN = 100
+HELD = 8 * HIDDEN
+"""Bytes of the hidden layer of one example."""
+
+
+class Network(nn.Module):
+    """Writes down how many examples each call had, and may run out of memory on more than ``limit``."""
+
+    def __init__(self, features=3, limit=None, checkpointed=False):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, HIDDEN), nn.Linear(HIDDEN, 2)
+        self.limit, self.checkpointed, self.sizes = limit, checkpointed, []
+
+    def hidden(self, x):
+        return self.first(x).tanh()
+
+    def forward(self, x):
+        self.sizes.append(x.shape[0])
+        if self.limit is not None and x.shape[0] > self.limit:
+            raise MemoryError
+        return self.last(checkpoint(self.hidden, x, use_reentrant=False) if self.checkpointed else self.hidden(x))
+
+
+def scorer_of(model, **options):
+    return dasgrad.ExampleScorer(model, problems.cross_entropy, dasgrad.DASGrad(model.parameters()), **options)
+
+
+def large_sizes(model):
+    """Of calls since the last time, without those on a few examples that come first."""
+    found = [size for size in model.sizes if size > NUM_PROBED]
+    model.sizes.clear()
+    return found
+
+
+@pytest.fixture
+def eight_at_once(monkeypatch):
+    """Room for eight examples of `Network`, and what else it holds of them."""
+    monkeypatch.setattr(footprint, "BLOCK_BYTES", 8 * HELD + HELD // 2 + 8)
+    monkeypatch.setattr(footprint, "FEWEST", 4)
+
+
+def whole(data, **options):
+    """What blocks must give: scores from one pass over everything."""
+    model = problems.seeded(Network)
+    scores = scorer_of(model, **options)(*data)
+    assert large_sizes(model) in ([], [len(scores)])
+    return scores
+
+
+@pytest.mark.parametrize("preconditioner", ["own", "frozen"])
+@pytest.mark.parametrize(
+    ("num_examples", "sizes"),
+    [(8, [8]), (9, [5, 4]), (16, [8, 8]), (17, [6, 6, 5]), (23, [8, 8, 7])],
+)
+def test_a_chunk_is_cut_into_even_blocks_with_the_same_scores(num_examples, sizes, preconditioner, request):
+    data = problems.classification(n=num_examples)
+    expected = whole(data, preconditioner=preconditioner)
+    request.getfixturevalue("eight_at_once")
+    model = problems.seeded(Network)
+    scorer = scorer_of(model, preconditioner=preconditioner)
+    for _ in range(2):  # what is found out in the first call does not change how data are cut
+        torch.testing.assert_close(scorer(*data), expected, rtol=1e-12, atol=0)
+        assert large_sizes(model) == sizes
+
+
+@pytest.mark.parametrize("num_examples", [0, 1])
+def test_no_example_and_one_example_have_their_scores(num_examples, eight_at_once):
+    inputs, targets = problems.classification(n=9)
+    model = problems.seeded(Network)
+    scores = scorer_of(model)(inputs[:num_examples], targets[:num_examples])
+    torch.testing.assert_close(scores, scorer_of(model)(inputs, targets)[:num_examples], rtol=1e-12, atol=0)
+
+
+def test_a_data_set_is_read_in_chunks_and_scored_in_blocks(eight_at_once):
+    inputs, targets = problems.classification(n=27)
+    model = problems.seeded(Network)
+    scorer, done = scorer_of(model), []
+    scores = scorer.score_dataset((inputs, targets), chunk_size=12, progress=lambda k, _: done.append(k))
+    assert large_sizes(model) == [6, 6, 6, 6]  # and the 3 that are left
+    assert done[-3:] == [12, 24, 27]
+    torch.testing.assert_close(scores, scorer(inputs, targets), rtol=1e-12, atol=0)
+
+
+def test_few_examples_are_taken_at_once_whatever_they_hold(monkeypatch):
+    monkeypatch.setattr(footprint, "BLOCK_BYTES", 1)
+    model = problems.seeded(Network)
+    scorer_of(model)(*problems.classification(n=footprint.FEWEST))
+    assert large_sizes(model) == [footprint.FEWEST]
+    scorer_of(model)(*problems.classification(n=footprint.FEWEST + 1))
+    assert large_sizes(model) == [17, 16]
+
+
+def test_examples_that_hold_little_stay_together():
+    model = problems.seeded(Network)
+    scorer_of(model)(*problems.classification(n=20_000))
+    assert large_sizes(model) == [20_000]
+
+
+@pytest.mark.parametrize("kind", ["dict", "sparse"])
+def test_data_of_every_kind_are_cut(kind, eight_at_once):
+    inputs, targets = problems.classification(n=20)
+    model = problems.seeded(Network)
+    data = {"x": inputs, "more": {"y": targets, "name": "some"}}
+    if kind == "sparse":
+        data["x"] = dasgrad.SparseRows(torch.arange(21) * 3, torch.arange(3).repeat(20), inputs.flatten(), 3)
+    scorer = dasgrad.ExampleScorer(
+        model,
+        losses=lambda model, data: problems.cross_entropy(model(data["x"]), data["more"]["y"]),
+        optimizer=dasgrad.DASGrad(model.parameters()),
+    )
+    scores = scorer(data)
+    assert large_sizes(model) == [7, 7, 6]
+    torch.testing.assert_close(scores, scorer_of(model)(inputs, targets), rtol=1e-12, atol=0)
+
+
+def test_a_block_that_does_not_fit_is_halved_like_a_chunk(eight_at_once):
+    inputs, targets = problems.classification(n=32)
+    model = problems.seeded(lambda: Network(limit=5))
+    with pytest.warns(UserWarning, match="scoring 8 examples at once does not fit .* going on with 4") as record:
+        scores = scorer_of(model)(inputs, targets)
+    assert len(record) == 1
+    assert large_sizes(model) == [8, *[4] * 8]
+    model.limit = None
+    torch.testing.assert_close(scores, scorer_of(model)(inputs, targets), rtol=1e-12, atol=0)
+
+
+def test_an_example_with_a_nan_spoils_its_own_score_alone_in_whichever_block(eight_at_once):
+    inputs, targets = problems.classification(n=20)
+    expected = scorer_of(problems.seeded(Network))(inputs, targets)
+    inputs[13, 1] = float("nan")
+    scores = scorer_of(problems.seeded(Network))(inputs, targets)
+    assert scores.isnan().nonzero().flatten().tolist() == [13]
+    keep = torch.arange(20) != 13
+    torch.testing.assert_close(scores[keep], expected[keep], rtol=1e-12, atol=0)
+
+
+def test_longer_examples_make_smaller_blocks(eight_at_once):
+    model = problems.seeded(Network)
+    scorer = dasgrad.ExampleScorer(
+        model,
+        losses=lambda model, data: model(data).square().mean((1, 2)),
+        optimizer=dasgrad.DASGrad(model.parameters()),
+    )
+    for length, sizes in ((1, [8, 8]), (2, [4] * 4), (1, [8, 8])):
+        scores = scorer(torch.ones(16, length, 3, dtype=torch.float64))
+        assert large_sizes(model) == sizes
+        torch.testing.assert_close(scores, scores[:1].expand(16), rtol=1e-12, atol=0)
+
+
+class Differentiating(nn.Module):
+    """Computes gradients itself, with functions that allow no hooks at what autograd saves."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.linear(torch.func.vmap(torch.func.grad(lambda row: (row**3).sum()))(x))
+
+
+def test_a_model_that_cannot_be_measured_is_scored_as_a_whole(eight_at_once):
+    inputs, targets = problems.classification(n=20)
+    model = problems.seeded(Differentiating)
+    scores = scorer_of(model)(inputs, targets)
+    torch.testing.assert_close(scores, scorer_of(model.linear)(3 * inputs**2, targets), rtol=1e-12, atol=0)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Bytes an example, as they are measured."""
+    found, measure = [], footprint.bytes_an_example
+
+    def spy(*args):
+        found.append(measure(*args))
+        return found[-1]
+
+    monkeypatch.setattr(footprint, "bytes_an_example", spy)
+    return found
+
+
+@pytest.mark.parametrize("features", [3, 1000])
+def test_what_is_held_is_the_activations_without_the_parameters_and_the_data(features, measured):
+    model = problems.seeded(lambda: Network(features))
+    inputs, targets = torch.ones(100, features, dtype=torch.float64), torch.zeros(100, dtype=torch.int64)
+    scorer_of(model)(inputs, targets)
+    (num_bytes,) = measured
+    assert HELD <= num_bytes <= 1.1 * HELD
+
+
+def test_what_checkpointing_computes_again_is_not_held(measured):
+    model = problems.seeded(lambda: Network(checkpointed=True))
+    scorer_of(model)(*problems.classification(n=100))
+    plain = problems.seeded(lambda: Network(checkpointed=False))
+    scorer_of(plain)(*problems.classification(n=100))
+    assert measured[0] <= measured[1]
+
+
+def test_passes_leave_nothing_to_the_garbage_collector():
+    """Small tensors in cycles would keep the memory between them in pieces from block to block."""
+    inputs, targets = problems.classification(n=20)
+    scorer = scorer_of(problems.network())
+    scorer(inputs, targets)
+    gc.collect()
+    gc.disable()
+    try:
+        scorer(inputs, targets)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [value for value in gc.garbage if isinstance(value, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []
