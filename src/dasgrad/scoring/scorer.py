@@ -399,9 +399,8 @@ class ExampleScorer:
             return squares.sqrt().to(precise)
 
         precise = self._precise(params)
-        return WithinMemory(
-            scores, lambda data: self._engine.block_size(function, params, measures, data), self._free_memory
-        )
+        block_size = functools.partial(self._engine.block_size, function, params, measures)
+        return WithinMemory(scores, block_size, self._free_memory)
 
     def _cast(self, function: LossFunction, data: Any) -> Any:
         """Data in the precision of the passes; a CPU's memory for the copy is used again from chunk to chunk."""
