@@ -76,3 +76,24 @@ def test_modules_stay_small():
 
 def test_the_package_is_marked_as_typed():
     assert (ROOT / "py.typed").exists()
+
+
+def test_importing_asks_nothing_of_a_gpu():
+    """Processes that are forked after such a question cannot use CUDA, and torch's optimizers fail in them."""
+    code = """
+import importlib.util
+
+import torch
+
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: True if name == "triton" else find_spec(name, *rest)
+
+def refuse(*args):
+    raise AssertionError("a GPU was asked for")
+
+for name in ("is_available", "device_count", "init", "_lazy_init", "current_device"):
+    setattr(torch.cuda, name, refuse)
+torch._C._cuda_getDeviceCount = refuse
+import dasgrad, dasgrad.theory, dasgrad.experiments, dasgrad.report
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
