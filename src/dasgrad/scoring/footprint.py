@@ -18,7 +18,8 @@ from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.tape import Tape
 
 BLOCK_BYTES = 2**26
-"""What a block may hold: 64 MiB, where the CNN and the transformer of ``python -m benchmarks scores`` are fastest."""
+"""What a block may hold: 64 MiB. With less the transformer of ``python -m benchmarks scores`` is slower, which wants
+blocks of a hundred; with more the CNN, whose activations leave the cache."""
 FEWEST = 32
 """Examples that are taken at once whatever they hold: with fewer, reading the weights takes longer than using them."""
 
