@@ -48,12 +48,21 @@
 #else
 #define DASGRAD_CLONES
 #endif
+// Vectors wider than the machine's would be kept in memory, so functions that name them are built for each width.
 #if defined(__x86_64__) && defined(__GNUC__)
 #define DASGRAD_WIDE __attribute__((target("avx512f")))
-#define DASGRAD_HAS_WIDE __builtin_cpu_supports("avx512f")
+#define DASGRAD_HALF __attribute__((target("avx2,fma")))
+#ifndef DASGRAD_WIDEST
+#define DASGRAD_WIDEST 64  // bytes; less for a test of narrower machines on a wider one
+#endif
+#define DASGRAD_HAS_WIDE (DASGRAD_WIDEST >= 64 && __builtin_cpu_supports("avx512f"))
+#define DASGRAD_HAS_HALF \
+  (DASGRAD_WIDEST >= 32 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
 #else
 #define DASGRAD_WIDE
+#define DASGRAD_HALF
 #define DASGRAD_HAS_WIDE 0
+#define DASGRAD_HAS_HALF 0
 #endif
 #if defined(__GNUC__)
 #define DASGRAD_INLINE inline __attribute__((always_inline))
@@ -261,10 +270,9 @@ DASGRAD_INLINE float widen(float number) { return number; }
 DASGRAD_INLINE double widen(double number) { return number; }
 
 constexpr int kTogether = 4;  // examples that share each reading of a matrix
-constexpr int kBytes = 64;    // of a vector; narrower machines take several instructions
 
-// A vector of numbers that the compiler maps to registers.
-template <typename Real>
+// A vector of numbers that the compiler maps to a register of so many bytes.
+template <typename Real, int kBytes = 64>
 struct Lanes {
   static constexpr int kSize = kBytes / sizeof(Real);
 #if defined(__GNUC__)
@@ -294,43 +302,34 @@ struct Lanes {
   // By halves: one long chain of additions would take longer than the products.
   DASGRAD_INLINE double sum() const {
 #if defined(__GNUC__)
-    typedef Real Half __attribute__((vector_size(kBytes / 2)));
-    typedef Real Quarter __attribute__((vector_size(kBytes / 4)));
-    Half halves[2];
-    std::memcpy(halves, &value, sizeof halves);
-    halves[0] += halves[1];
-    Quarter quarters[2];
-    std::memcpy(quarters, halves, sizeof quarters);
-    const Quarter parts = quarters[0] + quarters[1];
-    constexpr int kLeft = kSize / 4;
-#else
-    const Real* parts = value;
-    constexpr int kLeft = kSize;
+    if constexpr (kBytes > 16) {
+      Lanes<Real, kBytes / 2> halves[2];
+      std::memcpy(halves, &value, sizeof halves);
+      halves[0].add(halves[1]);
+      return halves[0].sum();
+    }
 #endif
-    Real lanes[kLeft];
-    for (int k = 0; k < kLeft; ++k) lanes[k] = parts[k];
-    for (int half = kLeft / 2; half > 0; half /= 2)
+    Real lanes[kSize];
+    std::memcpy(lanes, &value, sizeof lanes);
+    for (int half = kSize / 2; half > 0; half /= 2)
       for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
     return lanes[0];
   }
 };
 
-template <typename Real>
-DASGRAD_INLINE void load(Lanes<Real>& lanes, const Real* from) {
+template <typename Real, int kBytes>
+DASGRAD_INLINE void load(Lanes<Real, kBytes>& lanes, const Real* from) {
   lanes.load(from);
 }
 
-DASGRAD_INLINE void load(Lanes<float>& lanes, const Bfloat16* from) {
-#if defined(__GNUC__)
-  typedef uint16_t Halves __attribute__((vector_size(kBytes / 2)));
-  typedef uint32_t Wholes __attribute__((vector_size(kBytes)));
-  Halves halves;
-  std::memcpy(&halves, from, sizeof halves);
-  const Wholes wholes = __builtin_convertvector(halves, Wholes) << 16;
-  std::memcpy(&lanes.value, &wholes, sizeof wholes);
-#else
-  for (int k = 0; k < Lanes<float>::kSize; ++k) lanes.value[k] = widen(from[k]);
-#endif
+template <int kBytes>
+DASGRAD_INLINE void load(Lanes<float, kBytes>& lanes, const Bfloat16* from) {
+  constexpr int kSize = Lanes<float, kBytes>::kSize;
+  uint16_t halves[kSize];
+  uint32_t wholes[kSize];
+  std::memcpy(halves, from, sizeof halves);
+  for (int k = 0; k < kSize; ++k) wholes[k] = uint32_t(halves[k]) << 16;
+  std::memcpy(&lanes.value, wholes, sizeof wholes);
 }
 
 constexpr int64_t kRowsAtOnce = 32, kVectorsAtOnce = 8;  // of Q, which stay near while the examples go by
@@ -358,11 +357,11 @@ DASGRAD_INLINE void find_factors(const Real* left, int64_t rows, int64_t num_col
 }
 
 // sums += (left^2 Q) right^2 over kVectors vectors of columns.
-template <int kVectors, typename Real>
+template <int kVectors, typename Real, int kBytes>
 DASGRAD_INLINE void add_columns(const Factors<Real>& factors, const Real* matrix, const Real* right,
-                                Lanes<Real>& sums) {
-  constexpr int kSize = Lanes<Real>::kSize;
-  Lanes<Real> products[kVectors], values, total;
+                                Lanes<Real, kBytes>& sums) {
+  constexpr int kSize = Lanes<Real, kBytes>::kSize;
+  Lanes<Real, kBytes> products[kVectors], values, total;
   total.clear();
   DASGRAD_UNROLLED
   for (int v = 0; v < kVectors; ++v) products[v] = total;
@@ -383,9 +382,9 @@ DASGRAD_INLINE void add_columns(const Factors<Real>& factors, const Real* matrix
   sums.add(total);
 }
 
-template <typename Real>
+template <typename Real, int kBytes>
 DASGRAD_INLINE void add_columns(int64_t num_vectors, const Factors<Real>& factors, const Real* matrix,
-                                const Real* right, Lanes<Real>& sums) {
+                                const Real* right, Lanes<Real, kBytes>& sums) {
   switch (num_vectors) {
     case 1: add_columns<1>(factors, matrix, right, sums); break;
     case 2: add_columns<2>(factors, matrix, right, sums); break;
@@ -398,16 +397,25 @@ DASGRAD_INLINE void add_columns(int64_t num_vectors, const Factors<Real>& factor
   }
 }
 
-// `bias` null: no input beside right that is 1 for every example. `add`: to what totals hold.
 template <typename Real>
-DASGRAD_INLINE void sum_quadratic(const Real* left, const Real* right, int64_t num_examples, int64_t num_rows,
-                                  int64_t num_columns, const Real* quadratic, const Real* bias, bool add,
-                                  double* totals) {
-  constexpr int64_t kSize = Lanes<Real>::kSize;
+struct Quadratic {
+  const Real *left, *right;  // [num_examples, num_rows], [num_examples, num_columns]
+  int64_t num_examples, num_rows, num_columns;
+  const Real *matrix, *bias;  // bias null: no input beside right that is 1 for every example
+  bool add;                   // to what totals hold
+  double* totals;
+};
+
+template <int kBytes, typename Real>
+DASGRAD_INLINE void sum_quadratic(const Quadratic<Real>& q) {
+  const Real *left = q.left, *right = q.right, *quadratic = q.matrix, *bias = q.bias;
+  const int64_t num_examples = q.num_examples, num_rows = q.num_rows, num_columns = q.num_columns;
+  double* totals = q.totals;
+  constexpr int64_t kSize = Lanes<Real, kBytes>::kSize;
   const int64_t vectors = num_columns / kSize, blocks = (vectors + kVectorsAtOnce - 1) / kVectorsAtOnce;
   const int64_t step = blocks ? (vectors + blocks - 1) / blocks : 1;  // blocks of about the same size
   Factors<Real> factors[kExamplesAtOnce];
-  Lanes<Real> sums[kExamplesAtOnce];
+  Lanes<Real, kBytes> sums[kExamplesAtOnce];
   for (int64_t i = 0; i < num_examples; i += kExamplesAtOnce) {
     const int64_t together = num_examples - i < kExamplesAtOnce ? num_examples - i : kExamplesAtOnce;
     double rest[kExamplesAtOnce] = {};
@@ -437,29 +445,36 @@ DASGRAD_INLINE void sum_quadratic(const Real* left, const Real* right, int64_t n
           rest[e] += product * value * value;
         }
     }
-    for (int64_t e = 0; e < together; ++e) totals[i + e] = (add ? totals[i + e] : 0) + sums[e].sum() + rest[e];
+    for (int64_t e = 0; e < together; ++e) totals[i + e] = (q.add ? totals[i + e] : 0) + sums[e].sum() + rest[e];
   }
 }
 
-constexpr int kMostRows = 5;  // of a matrix that are multiplied at once, as many as there are registers for
+// Rows of a matrix that are multiplied at once, as many as there are registers for.
+constexpr int most_rows(int bytes) { return bytes == 64 ? 5 : 2; }
 
 // outputs[e][o] = start[o] + sum_k f(x[e][k]) matrix[o][k], f the identity or the square, for kTogether examples and
 // kRows of the outputs.
-template <typename Real, bool kSquared, int kRows, typename In>
+template <int kBytes, typename Real, bool kSquared, int kRows, typename In>
 DASGRAD_INLINE void multiply_rows(const In* const* x, int64_t together, int64_t num_inputs, const Real* matrix,
                                   const Real* start, int64_t num_outputs, Real* outputs) {
-  constexpr int kSize = Lanes<Real>::kSize;
+  constexpr int kSize = Lanes<Real, kBytes>::kSize;
   const int64_t whole = num_inputs - num_inputs % kSize;
-  Lanes<Real> sums[kTogether][kRows], values[kTogether], entries;
-  for (int e = 0; e < kTogether; ++e)
+  Lanes<Real, kBytes> sums[kTogether][kRows], values[kTogether], entries;
+  DASGRAD_UNROLLED
+  for (int e = 0; e < kTogether; ++e) {
+    DASGRAD_UNROLLED
     for (int o = 0; o < kRows; ++o) sums[e][o].clear();
+  }
   for (int64_t k = 0; k < whole; k += kSize) {
+    DASGRAD_UNROLLED
     for (int e = 0; e < kTogether; ++e) {
       load(values[e], x[e] + k);
       if (kSquared) values[e].square_into(values[e]);
     }
+    DASGRAD_UNROLLED
     for (int o = 0; o < kRows; ++o) {
       entries.load(matrix + o * num_inputs + k);
+      DASGRAD_UNROLLED
       for (int e = 0; e < kTogether; ++e) sums[e][o].add_product(values[e], entries);
     }
   }
@@ -475,21 +490,22 @@ DASGRAD_INLINE void multiply_rows(const In* const* x, int64_t together, int64_t 
 }
 
 // The same for all outputs, in groups of about the same size.
-template <typename Real, bool kSquared, typename In>
+template <int kBytes, typename Real, bool kSquared, typename In>
 DASGRAD_INLINE void multiply_few(const In* const* x, int64_t together, int64_t num_inputs, const Real* matrix,
                                  const Real* start, int64_t num_outputs, Real* outputs) {
   for (int64_t first = 0; first < num_outputs;) {
-    const int64_t left = num_outputs - first, groups = (left + kMostRows - 1) / kMostRows;
+    constexpr int64_t kMost = most_rows(kBytes);
+    const int64_t left = num_outputs - first, groups = (left + kMost - 1) / kMost;
     const int64_t rows = (left + groups - 1) / groups;
     const Real* part = matrix + first * num_inputs;
     const Real* begin = start ? start + first : nullptr;
     Real* out = outputs + first;
     switch (rows) {
-      case 1: multiply_rows<Real, kSquared, 1>(x, together, num_inputs, part, begin, num_outputs, out); break;
-      case 2: multiply_rows<Real, kSquared, 2>(x, together, num_inputs, part, begin, num_outputs, out); break;
-      case 3: multiply_rows<Real, kSquared, 3>(x, together, num_inputs, part, begin, num_outputs, out); break;
-      case 4: multiply_rows<Real, kSquared, 4>(x, together, num_inputs, part, begin, num_outputs, out); break;
-      default: multiply_rows<Real, kSquared, 5>(x, together, num_inputs, part, begin, num_outputs, out);
+      case 1: multiply_rows<kBytes, Real, kSquared, 1>(x, together, num_inputs, part, begin, num_outputs, out); break;
+      case 2: multiply_rows<kBytes, Real, kSquared, 2>(x, together, num_inputs, part, begin, num_outputs, out); break;
+      case 3: multiply_rows<kBytes, Real, kSquared, 3>(x, together, num_inputs, part, begin, num_outputs, out); break;
+      case 4: multiply_rows<kBytes, Real, kSquared, 4>(x, together, num_inputs, part, begin, num_outputs, out); break;
+      default: multiply_rows<kBytes, Real, kSquared, 5>(x, together, num_inputs, part, begin, num_outputs, out);
     }
     first += rows;
   }
@@ -503,7 +519,7 @@ struct Layer {
   Real *outputs, *squares, *crosses;
 };
 
-template <typename Real, typename In>
+template <int kBytes, typename Real, typename In>
 DASGRAD_INLINE void multiply_and_square(const In* x, int64_t num_examples, const Layer<Real>& layer) {
   const int64_t width = layer.num_inputs, num_outputs = layer.num_outputs;
   for (int64_t i = 0; i < num_examples; i += kTogether) {
@@ -511,11 +527,11 @@ DASGRAD_INLINE void multiply_and_square(const In* x, int64_t num_examples, const
     const In* rows[kTogether];
     for (int64_t e = 0; e < kTogether; ++e) rows[e] = x + (i + (e < together ? e : together - 1)) * width;
     const int64_t at = i * num_outputs;
-    multiply_few<Real, false>(rows, together, width, layer.weight, layer.bias, num_outputs, layer.outputs + at);
-    multiply_few<Real, true>(rows, together, width, layer.quadratic, static_cast<const Real*>(nullptr), num_outputs,
+    multiply_few<kBytes, Real, false>(rows, together, width, layer.weight, layer.bias, num_outputs, layer.outputs + at);
+    multiply_few<kBytes, Real, true>(rows, together, width, layer.quadratic, static_cast<const Real*>(nullptr), num_outputs,
                              layer.squares + at);
     if (layer.cross)
-      multiply_few<Real, false>(rows, together, width, layer.cross, static_cast<const Real*>(nullptr), num_outputs,
+      multiply_few<kBytes, Real, false>(rows, together, width, layer.cross, static_cast<const Real*>(nullptr), num_outputs,
                                 layer.crosses + at);
   }
 }
@@ -649,16 +665,18 @@ DASGRAD_CLONES void outer64(const double* left, const double* right, int64_t num
   sum_outer(left, right, num_examples, num_rows, num_columns, terms, totals);
 }
 
-DASGRAD_CLONES void quadratic32(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
-                                int64_t num_columns, const float* quadratic, const float* bias, bool add,
-                                double* totals) {
-  sum_quadratic(left, right, num_examples, num_rows, num_columns, quadratic, bias, add, totals);
-}
+#define DASGRAD_QUADRATIC(target, width, bytes)                                             \
+  target void quadratic_##width(const Quadratic<float>& q) { sum_quadratic<bytes>(q); }     \
+  target void quadratic_##width(const Quadratic<double>& q) { sum_quadratic<bytes>(q); }
+DASGRAD_QUADRATIC(DASGRAD_WIDE, wide, 64)
+DASGRAD_QUADRATIC(DASGRAD_HALF, half, 32)
+DASGRAD_QUADRATIC(, narrow, 16)
 
-DASGRAD_CLONES void quadratic64(const double* left, const double* right, int64_t num_examples, int64_t num_rows,
-                                int64_t num_columns, const double* quadratic, const double* bias, bool add,
-                                double* totals) {
-  sum_quadratic(left, right, num_examples, num_rows, num_columns, quadratic, bias, add, totals);
+template <typename Real>
+void quadratic(const Quadratic<Real>& q) {
+  if (DASGRAD_HAS_WIDE) return quadratic_wide(q);
+  if (DASGRAD_HAS_HALF) return quadratic_half(q);
+  quadratic_narrow(q);
 }
 
 DASGRAD_INLINE void invert(const float* v, int64_t size, const double* c, float* inverse) {
@@ -667,15 +685,6 @@ DASGRAD_INLINE void invert(const float* v, int64_t size, const double* c, float*
 DASGRAD_INLINE void invert(const double* v, int64_t size, const double* c, double* inverse) {
   invert64(v, size, c[0], c[1], c[2], inverse);
 }
-DASGRAD_INLINE void quadratic(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
-                              int64_t num_columns, const float* matrix, const float* bias, bool add, double* totals) {
-  quadratic32(left, right, num_examples, num_rows, num_columns, matrix, bias, add, totals);
-}
-DASGRAD_INLINE void quadratic(const double* left, const double* right, int64_t num_examples, int64_t num_rows,
-                              int64_t num_columns, const double* matrix, const double* bias, bool add, double* totals) {
-  quadratic64(left, right, num_examples, num_rows, num_columns, matrix, bias, add, totals);
-}
-
 // The OpenMP that the caller computes with, by its own functions; `parallel` null: this thread alone.
 struct Threads {
   void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
@@ -728,8 +737,8 @@ void measure_layers(const FrozenLayer<Real>* layers, int64_t num_layers, int64_t
       invert(layer.weight + first, last - first, layer.coefficients[0], inverse + first);
     });
     share_out(threads, num_examples, [&](int64_t first, int64_t last) {
-      quadratic(layer.left + first * layer.num_rows, layer.right + first * layer.num_columns, last - first,
-                layer.num_rows, layer.num_columns, inverse, bias, k > 0, totals + first);
+      quadratic(Quadratic<Real>{layer.left + first * layer.num_rows, layer.right + first * layer.num_columns,
+                                last - first, layer.num_rows, layer.num_columns, inverse, bias, k > 0, totals + first});
     });
   }
 }
@@ -739,16 +748,25 @@ void take_roots(const double* totals, const Real* weights, double scale, int64_t
   for (int64_t i = 0; i < num_examples; ++i) lengths[i] = Real(std::sqrt(totals[i]) / (scale * weights[i]));
 }
 
-DASGRAD_CLONES void linear16(const Bfloat16* x, int64_t num_examples, const Layer<float>& layer) {
-  multiply_and_square(x, num_examples, layer);
-}
+#define DASGRAD_LINEAR(target, width, bytes)                                                     \
+  target void linear_##width(const Bfloat16* x, int64_t number, const Layer<float>& layer) {     \
+    multiply_and_square<bytes>(x, number, layer);                                                \
+  }                                                                                              \
+  target void linear_##width(const float* x, int64_t number, const Layer<float>& layer) {        \
+    multiply_and_square<bytes>(x, number, layer);                                                \
+  }                                                                                              \
+  target void linear_##width(const double* x, int64_t number, const Layer<double>& layer) {      \
+    multiply_and_square<bytes>(x, number, layer);                                                \
+  }
+DASGRAD_LINEAR(DASGRAD_WIDE, wide, 64)
+DASGRAD_LINEAR(DASGRAD_HALF, half, 32)
+DASGRAD_LINEAR(, narrow, 16)
 
-DASGRAD_CLONES void linear32(const float* x, int64_t num_examples, const Layer<float>& layer) {
-  multiply_and_square(x, num_examples, layer);
-}
-
-DASGRAD_CLONES void linear64(const double* x, int64_t num_examples, const Layer<double>& layer) {
-  multiply_and_square(x, num_examples, layer);
+template <typename In, typename Real>
+void linear(const In* x, int64_t num_examples, const Layer<Real>& layer) {
+  if (DASGRAD_HAS_WIDE) return linear_wide(x, num_examples, layer);
+  if (DASGRAD_HAS_HALF) return linear_half(x, num_examples, layer);
+  linear_narrow(x, num_examples, layer);
 }
 
 DASGRAD_CLONES void sparse32(const int64_t* starts, const int64_t* columns, const float* values, const float* left,
@@ -795,7 +813,7 @@ DASGRAD_EXPORT void dasgrad_linear_with_squares16(const uint16_t* x, int64_t num
                                                   float* const* results) {
   const Layer<float> layer = {matrices[0], matrices[1], matrices[2], matrices[3], num_inputs,
                               num_outputs, results[0],  results[1],  results[2]};
-  linear16(reinterpret_cast<const Bfloat16*>(x), num_examples, layer);
+  linear(reinterpret_cast<const Bfloat16*>(x), num_examples, layer);
 }
 
 DASGRAD_EXPORT void dasgrad_linear_with_squares32(const float* x, int64_t num_examples, int64_t num_inputs,
@@ -803,7 +821,7 @@ DASGRAD_EXPORT void dasgrad_linear_with_squares32(const float* x, int64_t num_ex
                                                   float* const* results) {
   const Layer<float> layer = {matrices[0], matrices[1], matrices[2], matrices[3], num_inputs,
                               num_outputs, results[0],  results[1],  results[2]};
-  linear32(x, num_examples, layer);
+  linear(x, num_examples, layer);
 }
 
 DASGRAD_EXPORT void dasgrad_linear_with_squares64(const double* x, int64_t num_examples, int64_t num_inputs,
@@ -811,7 +829,7 @@ DASGRAD_EXPORT void dasgrad_linear_with_squares64(const double* x, int64_t num_e
                                                   double* const* results) {
   const Layer<double> layer = {matrices[0], matrices[1], matrices[2], matrices[3], num_inputs,
                                num_outputs, results[0],  results[1],  results[2]};
-  linear64(x, num_examples, layer);
+  linear(x, num_examples, layer);
 }
 
 DASGRAD_EXPORT void dasgrad_polynomial32(const float* gradients, int64_t num_examples, int64_t size,
@@ -831,15 +849,15 @@ DASGRAD_EXPORT void dasgrad_sums_of_products32(const Products<float>* products) 
 DASGRAD_EXPORT void dasgrad_sums_of_products64(const Products<double>* products) { products64(*products); }
 
 DASGRAD_EXPORT void dasgrad_quadratic32(const float* left, const float* right, int64_t num_examples,
-                                        int64_t num_rows, int64_t num_columns, const float* quadratic,
+                                        int64_t num_rows, int64_t num_columns, const float* matrix,
                                         const float* bias, double* totals) {
-  quadratic32(left, right, num_examples, num_rows, num_columns, quadratic, bias, false, totals);
+  quadratic(Quadratic<float>{left, right, num_examples, num_rows, num_columns, matrix, bias, false, totals});
 }
 
 DASGRAD_EXPORT void dasgrad_quadratic64(const double* left, const double* right, int64_t num_examples,
-                                        int64_t num_rows, int64_t num_columns, const double* quadratic,
+                                        int64_t num_rows, int64_t num_columns, const double* matrix,
                                         const double* bias, double* totals) {
-  quadratic64(left, right, num_examples, num_rows, num_columns, quadratic, bias, false, totals);
+  quadratic(Quadratic<double>{left, right, num_examples, num_rows, num_columns, matrix, bias, false, totals});
 }
 
 // `weights` null: totals alone; else lengths, too.
