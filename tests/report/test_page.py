@@ -185,7 +185,7 @@ def test_a_large_run_set_stays_below_two_megabytes(tmp_path: Path) -> None:
 
 
 def test_pictures_are_png() -> None:
-    image = pytest.importorskip("PIL.Image")
+    image = pytest.importorskip("PIL.Image", reason="Pillow, another reader to compare with, is not installed")
     import io
 
     grey = np.arange(64, dtype=np.uint8).reshape(8, 8)

@@ -284,10 +284,9 @@ class AutoRefresh(StepCounter):
         chunks = self._choose(loader, self.num_steps + 1, self._num_audited).split(loader.scoring_chunk_size)
         belief = NoiseBelief()  # decisions do not depend on who asks
         self._measure_noise(loader, chunks, belief)
-        if belief.weight:
-            noise = belief.at(loader.batch_size)
-            larger = noise.larger_batch_factor(4, step_seconds, self._example_seconds)
-            self.last = replace(last, noise_scale=noise.scale, larger_batch_factor=larger)
+        noise = belief.at(loader.batch_size)
+        larger = noise.larger_batch_factor(4, step_seconds, self._example_seconds)
+        self.last = replace(last, noise_scale=noise.measured_scale, larger_batch_factor=larger)
         return self.last
 
     def _options(self, loader: "AdaptiveLoader", found: Found, step_seconds: float, interval: int) -> list[Option]:
@@ -386,19 +385,18 @@ class AutoRefresh(StepCounter):
                 loader.sampler.forget()
             self._refreshed_at = None
         self._left_then = min(1.0, best.left_now)
-        larger = noise.larger_batch_factor(4, step_seconds, self._example_seconds)
         self.last = Diagnosis(
             step=step,
             decision=best.decision,
             step_seconds=step_seconds,
             scoring_seconds=self.seconds_of(str(scorer.score), loader),
             score=str(scorer.score),
-            noise_scale=noise.scale if noise.is_measured else None,
+            noise_scale=noise.measured_scale,
             noise_left_fresh=fresh,
             noise_left=best.noise_left,
             staleness=None if self._refreshed_at is None else step - self._refreshed_at,
             time_factor=best.factor,
-            larger_batch_factor=larger if noise.is_measured else None,
+            larger_batch_factor=noise.larger_batch_factor(4, step_seconds, self._example_seconds),
         )
 
     def _rescore(self, loader: "AdaptiveLoader", scorer: ExampleScorer) -> float:

@@ -22,7 +22,7 @@ def examine(loader: "AdaptiveLoader") -> Diagnosis:
     factor, larger = found.noise.steps_factor(found.now), None
     if step_seconds is not None and loader.refresh_interval is not None:
         factor *= 1 + loader.share_lost * scoring_seconds / (loader.refresh_interval * step_seconds)
-    if step_seconds is not None and found.noise.is_measured:
+    if step_seconds is not None:
         larger = found.noise.larger_batch_factor(4, step_seconds, found.example_seconds)
     return Diagnosis(
         step=step,
@@ -30,7 +30,7 @@ def examine(loader: "AdaptiveLoader") -> Diagnosis:
         step_seconds=step_seconds,
         scoring_seconds=scoring_seconds,
         score=score,
-        noise_scale=found.noise.scale if found.noise.is_measured else None,
+        noise_scale=found.noise.measured_scale,
         noise_left_fresh=found.fresh,
         noise_left=found.now,
         time_factor=factor if loader.sampler.refreshed else 1.0,

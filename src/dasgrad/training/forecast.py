@@ -52,8 +52,18 @@ class Noise:
             return 1.0
         return max(0.0, (second_moment_left * (1 + self.scale) - 1) / self.scale)
 
-    def larger_batch_factor(self, times: int, step_seconds: float, example_seconds: float) -> float:
-        """Time to the same loss in batches ``times`` as large, where an example costs so much and the rest is fixed."""
+    @property
+    def measured_scale(self) -> float | None:
+        """N; None where that is what is usual."""
+        return self.scale if self.is_measured else None
+
+    def larger_batch_factor(self, times: int, step_seconds: float, example_seconds: float) -> float | None:
+        """Time to the same loss in batches ``times`` as large, where an example costs so much and the rest is fixed.
+
+        None where the noise was not measured.
+        """
+        if not self.is_measured:
+            return None
         per_batch = min(step_seconds, example_seconds * self.batch_size)
         seconds = step_seconds + (times - 1) * per_batch
         if self.scale == float("inf"):

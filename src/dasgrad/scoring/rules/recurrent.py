@@ -120,9 +120,9 @@ def _gru_scan(watcher: Watcher, x: Tensor, states: States, params: Sequence[Tens
     inputs = watcher.watch(inputs, [from_input, bias], lambda grad: _weight_and_bias(grad, x))
     brought = torch.zeros_like(inputs) if other_bias is None else other_bias.expand(inputs.shape).clone()
     brought = watcher.watch(brought, [from_hidden, other_bias], lambda grad: _weight_and_bias(grad, _before(hidden)))
-    for now, recurrent in zip(inputs.unbind(1), brought.unbind(1), strict=True):
+    for given, recurrent in zip(inputs.unbind(1), brought.unbind(1), strict=True):
         ours = torch.addmm(recurrent, hidden[-1], from_hidden.t()).chunk(3, dim=1)
-        reset, update, new = now.chunk(3, dim=1)
+        reset, update, new = given.chunk(3, dim=1)
         update = (update + ours[1]).sigmoid()
         new = (new + (reset + ours[0]).sigmoid() * ours[2]).tanh()
         hidden.append(new + update * (hidden[-1] - new))
