@@ -77,6 +77,23 @@ def test_a_chunk_is_cut_into_even_blocks_with_the_same_scores(num_examples, size
         assert large_sizes(model) == sizes
 
 
+def test_what_a_layer_keeps_for_its_rule_counts_where_autograd_saves_nothing(eight_at_once, monkeypatch):
+    """Parameters need no gradients while scores are computed, so that autograd has no use for a layer's input."""
+    monkeypatch.setattr(Network, "hidden", lambda self, x: self.first(x))
+    model = problems.seeded(Network)
+    scorer_of(model)(*problems.classification(n=16))
+    assert large_sizes(model) == [8, 8]
+
+
+def test_what_examples_hold_is_measured_once_for_each_shape(eight_at_once, monkeypatch):
+    measured, measure = [], footprint.bytes_an_example
+    monkeypatch.setattr(footprint, "bytes_an_example", lambda *args: measured.append(1) or measure(*args))
+    scorer = scorer_of(problems.seeded(Network))
+    for num_examples in (16, 23, 40):
+        scorer(*problems.classification(n=num_examples))
+    assert len(measured) == 1
+
+
 @pytest.mark.parametrize("num_examples", [0, 1])
 def test_no_example_and_one_example_have_their_scores(num_examples, eight_at_once):
     inputs, targets = problems.classification(n=9)

@@ -169,6 +169,23 @@ def test_out_of_memory_leaves_the_last_probabilities_and_training_goes_on(monkey
     assert loader.counter.num_quiet_steps() > 10**9  # there will be no other look
 
 
+def test_after_running_out_of_memory_a_diagnosis_measures_nothing(monkeypatch):
+    auto = AutoRefresh(costs=CHEAP)
+    model, optimizer, loader = build(auto, rare=False)
+    train(model, optimizer, loader, 20)
+
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("no memory left")
+
+    for name in ("__call__", "noise"):
+        monkeypatch.setattr(dasgrad.ExampleScorer, name, fail)
+    with pytest.warns(UserWarning, match="ran out of memory"):
+        train(model, optimizer, loader, 10)
+    found = loader.diagnosis()
+    assert "out of memory" in found.reason
+    assert found.noise_scale is None
+
+
 def test_a_clock_that_jumps_does_no_harm():
     ticks = itertools.count()
     jumps = {40: -1e6, 41: 1e9, 90: -1e9, 150: 1e6}
@@ -232,6 +249,15 @@ def test_the_diagnosis_of_fixed_refreshes_is_made_on_demand_and_changes_nothing(
     assert "every 10 steps" in str(found)
     assert torch.equal(torch.get_rng_state(), before[1])
     assert build(10)[2].diagnosis().decision == "off"
+
+
+def test_a_diagnosis_on_demand_tells_the_noise_where_nothing_is_to_be_won():
+    model, optimizer, loader = build(10, rare=False)
+    train(model, optimizer, loader, 30)
+    found = loader.diagnosis()
+    assert found.noise_left_fresh > 0.9
+    assert found.noise_scale > 0
+    assert found.larger_batch_factor is not None
 
 
 def test_words_and_numbers():

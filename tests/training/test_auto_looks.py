@@ -34,19 +34,19 @@ def looks(monkeypatch):
 # --- when and how large -----------------------------------------------------------------------------------
 
 
-def test_trying_out_what_scoring_costs_does_not_put_off_the_next_look():
-    auto, (model, optimizer, loader), now = build_timed()
+def test_trying_out_what_scoring_costs_does_not_put_off_the_next_look(looks):
+    auto, (model, optimizer, loader), now = build_timed(options={"num_audited": 32})
 
     def trial(scorer, data):
         now[0] += 1000.0
-        return 0.01
+        return 0.001 * len(data[0])
 
     auto._costs.time_once = trial
     train(model, optimizer, loader, 20)
     auto._costs.seconds.clear()  # the second look, at step 24, has to try again
     train(model, optimizer, loader, 30)
     assert now[0] > 2000
-    assert loader.diagnosis().step == 36  # the third look: steps 16, 24, 36
+    assert [step for step, *_ in looks] == [16, 24, 36]
 
 
 def test_what_is_done_for_the_first_time_does_not_put_off_the_next_look():
@@ -243,6 +243,15 @@ def test_where_all_are_scored_in_the_time_of_a_look_a_look_scores_all(flat, look
     assert auto.num_quiet_steps() == 24 - 18  # scores that pay are made anew as planned
     train(model, optimizer, loader, 8)
     assert (loader.diagnosis().step, loader.diagnosis().decision) == (24, "refresh")
+
+
+@pytest.mark.parametrize(("seconds", "whole"), [(1.9, True), (2.1, False)])
+def test_looks_score_all_where_that_takes_less_than_two_of_them(flat, looks, seconds, whole):
+    auto, model, optimizer, loader = flat(0.5)
+    train(model, optimizer, loader, 17)
+    auto._costs.seconds["gradient"], auto._look_seconds = seconds, 1.0
+    train(model, optimizer, loader, 8)
+    assert [step for step, *_ in looks] == ([] if whole else [24])
 
 
 def test_scores_of_all_show_how_those_before_have_aged(flat):
