@@ -85,7 +85,12 @@ def build_reader() -> Problem:
     """IMDB texts, a transformer that reads them: examples so costly that the batch stays small."""
     data = load_imdb_tokens(LENGTH, NUM_WORDS)
     make = partial(models.make_reader, num_words=NUM_WORDS + 2, length=LENGTH)
-    return Problem(data, make, binary_cross_entropy, count_right_signs, chunk_size=512)
+    return Problem(data, make, binary_cross_entropy, count_right_signs, chunk_size=2048)
+
+
+def build_pictures() -> Problem:
+    """CIFAR-10 in chunks that keep a GPU busy."""
+    return replace(cifar10.build_problem(), chunk_size=8000)
 
 
 CASES: Mapping[str, Case] = {
@@ -128,12 +133,12 @@ CASES: Mapping[str, Case] = {
     ),
     "cifar10": Case(
         "CIFAR-10, small CIFARNET",
-        cifar10.build_problem,
+        build_pictures,
         num_steps=6000,
-        learning_rates=(3e-4, 1e-3, 3e-3),
+        learning_rates=(1e-4, 3e-4, 1e-3, 3e-3),
         falling_rates=(0.003, 0.01, 0.03),
         weight_decay=1e-4,
-        scorer={"preconditioner": "frozen", "layers": "linear"},
+        scorer={"preconditioner": "frozen", "layers": "linear", "dtype": "bfloat16"},
         num_seeds=5,
         num_tuning_seeds=1,
         needs_gpu=True,
@@ -145,7 +150,7 @@ CASES: Mapping[str, Case] = {
         learning_rates=(1e-4, 3e-4, 1e-3),
         falling_rates=(0.003, 0.01, 0.03),
         batch_sizes=(32,),
-        scorer={"preconditioner": "frozen", "layers": "linear"},
+        scorer={"preconditioner": "frozen", "layers": "linear", "dtype": "bfloat16"},
         num_seeds=5,
         num_tuning_seeds=1,
         needs_gpu=True,

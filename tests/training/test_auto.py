@@ -119,6 +119,7 @@ def test_every_part_of_a_state_is_kept():
         "refreshed_at": 36,
         "left_then": 0.3,
         "beliefs": {"noise": {"inverse": 0.5, "weight": 60.0}, "aging": {"share": 0.4}},
+        "memory": {"name": "gradient", "left": [0.9, 0.8, 0.7], "squares": None},
         "scoring_seconds": {"gradient": 7.0},
         "lost": 0.8,
         "num_looked_at": 9,
@@ -147,7 +148,7 @@ def test_states_of_another_version_are_refused_by_number():
     loader = build("auto")[2]
     state = loader.state_dict()
     (key,) = (key for key, value in state.items() if isinstance(value, dict) and "auto" in value)
-    with pytest.raises(ValueError, match=r"state of version 3 of 'auto', got 2\."):
+    with pytest.raises(ValueError, match=r"state of version 4 of 'auto', got 2\."):
         loader.load_state_dict({**state, key: {**state[key], "auto": 2}})
 
 

@@ -5,6 +5,7 @@ import torch
 
 from dasgrad.training.beliefs import (
     FADING,
+    MOST_HARM,
     MOST_NOISE,
     PRIOR_EXAMPLES,
     USUAL_AGING,
@@ -67,7 +68,7 @@ def test_aging_is_averaged_by_the_examples_that_count():
     assert belief.share == pytest.approx((USUAL_AGING + 0.5) / 2)
     belief.observe(0.2, 0.2, 1e9)
     assert belief.share == pytest.approx(0.0, abs=1e-6)
-    belief.observe(0.2, 1.7, 1e9)  # worse than uniform draws: all is lost
+    belief.observe(0.2, 1.0, 1e9)  # as uniform draws: all is lost
     assert belief.share == pytest.approx(1.0)
     belief.observe(0.2, 0.1, 1e9)  # better than it was
     assert belief.share == pytest.approx(0.0, abs=1e-6)
@@ -103,3 +104,13 @@ def test_state_round_trip():
     beliefs.noise.observe(1.0, 0.2, 30)
     beliefs.aging.observe(0.1, 0.4, 30)
     assert Beliefs.from_state_dict(beliefs.state_dict()) == beliefs
+
+
+def test_scores_that_do_harm_are_seen_to():
+    """From a fifth of the noise to 1.6 times as much: all that was won is lost, and three quarters of it again."""
+    belief = AgingBelief(share=0.15)
+    belief.observe(0.2, 1.6, 10**9)
+    assert belief.share == pytest.approx(1.75, rel=1e-6)
+    assert belief.age(0.2) == pytest.approx(1.6, rel=1e-6)
+    belief.observe(0.9, 2.0, 10**9)
+    assert belief.share == pytest.approx(1 + MOST_HARM, rel=1e-6)

@@ -15,10 +15,7 @@ def build_problem(case: str = "") -> Problem:
     """Sparse bags of words, linear model, binary cross-entropy."""
     data = load_imdb(NUM_WORDS, values="log")
     num_columns = data.train[0].shape[1]
-    # Chunks whose non-zeros fit the cache.
-    return Problem(
-        data, lambda seed: make_linear(num_columns, 1), binary_cross_entropy, count_right_signs, chunk_size=4096
-    )
+    return Problem(data, lambda seed: make_linear(num_columns, 1), binary_cross_entropy, count_right_signs)
 
 
 IMDB = register(

@@ -27,6 +27,7 @@ from dasgrad.training.costs import Costs, ScoringCosts
 from dasgrad.training.diagnosis import Decision, Diagnosis
 from dasgrad.training.findings import HARDLY, Found, Option, choose
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
+from dasgrad.training.memory import ScoreMemory
 from dasgrad.training.refresh import StepCounter
 from dasgrad.training.stopwatch import Clock
 from dasgrad.training.trials import Trial
@@ -34,7 +35,7 @@ from dasgrad.training.trials import Trial
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
-STATE_VERSION = 3  # version 2 believed other things of noise and aging
+STATE_VERSION = 4  # version 3 had no memory of scores
 CHEAPER = ("last_layer", "loss")
 """Scores that are tried where the exact one costs much."""
 CLEARLY = 0.95
@@ -74,7 +75,7 @@ class AutoRefresh(StepCounter):
         num_audited: int = 256,
         first: int = 16,
         growth: float = 1.5,
-        worth: float = 0.8,
+        worth: float = 0.85,
         most_auditing: float = 0.01,
         costs: Costs | None = None,
         clock: Clock | None = None,
@@ -100,6 +101,7 @@ class AutoRefresh(StepCounter):
         self._refreshed_at: int | None = None  # by a decision; the sampler knows whether there are scores in use
         self._left_then = 1.0  # noise left at the last look, by the scores in use
         self._beliefs = Beliefs.usual()
+        self._memory = ScoreMemory()
         self._num_looked_at = num_audited
         self._look_seconds: float | None = None  # of the last look; None where it is not known yet
         self._promise = 0.0  # the share of the time that fresh scores would save, if they cost nothing
@@ -118,6 +120,7 @@ class AutoRefresh(StepCounter):
             scored = loader.take_effect()
             if scored is not None:
                 self._costs.note_beside(scored, self.stopwatch.lost_beside())
+                self._remember(loader, scored.score)
             if self._failure or loader.pending or self.num_steps + 1 < self._next_look:
                 return
             step_seconds = self._step_seconds()
@@ -199,7 +202,7 @@ class AutoRefresh(StepCounter):
                 before = sampler.weights
         if not sampler.refreshed or before is not None:
             in_steps = self._rescore(loader, scorer) / step_seconds
-            scores = sampler.scores
+            scores = self._memory.latest
             if before is not None:
                 now = noise.of_second_moment(second_moment_left(scores, before))
                 aging.observe(fresh, now, effective_number(scores), 1 + self._num_kept)
@@ -250,7 +253,8 @@ class AutoRefresh(StepCounter):
         # Examples without a finite score are the refresh's business, which names them.
         finite = torch.isfinite(scores).to(sampler.device)
         scores, indices = scores.to(sampler.device)[finite], indices[finite]
-        second_moment = second_moment_left(scores, weights_of(scores, sampler.floor))
+        foretold = self._memory.foretell(str(scorer.score), scores, indices)
+        second_moment = second_moment_left(scores, weights_of(foretold, sampler.floor))
         if always_noise or second_moment <= self._worth:  # else nothing is to be won, whatever it is
             self._measure_noise(loader, chunks, self._beliefs.noise)
         noise = self._beliefs.noise.at(loader.batch_size)
@@ -403,8 +407,14 @@ class AutoRefresh(StepCounter):
         """Rescore all examples, and return what that takes."""
         started = self._costs.now(scorer)
         loader.rescore(scorer)
+        self._remember(loader, str(scorer.score))
         self._costs.note(str(scorer.score), self._costs.now(scorer) - started)
         return self.seconds_of(str(scorer.score), loader)
+
+    def _remember(self, loader: "AdaptiveLoader", name: str) -> None:
+        """Have draws go by what fresh scores, which the sampler just got, and those before foretell."""
+        sampler = loader.sampler
+        sampler.refresh(self._memory.learn(name, sampler.scores, sampler.floor))
 
     # --- measuring ------------------------------------------------------------------------------------
 
@@ -435,6 +445,7 @@ class AutoRefresh(StepCounter):
             "refreshed_at": self._refreshed_at,
             "left_then": self._left_then,
             "beliefs": self._beliefs.state_dict(),
+            "memory": self._memory.state_dict(),
             "scoring_seconds": dict(self._costs.seconds),
             "lost": self._costs.lost,
             "num_looked_at": self._num_looked_at,
@@ -462,6 +473,7 @@ class AutoRefresh(StepCounter):
         self._refreshed_at = state_dict["refreshed_at"]
         self._left_then = float(state_dict["left_then"])
         self._beliefs = Beliefs.from_state_dict(state_dict["beliefs"])
+        self._memory = ScoreMemory.from_state_dict(state_dict["memory"])
         self._costs.seconds = dict(state_dict["scoring_seconds"])
         self._costs.lost = float(state_dict.get("lost", self._costs.lost))  # which states once did not have
         self._num_looked_at = int(state_dict["num_looked_at"])

@@ -17,6 +17,8 @@ USUAL_AGING = 0.15
 """The share of what fresh scores win that is lost from one look to the next, before anything is known."""
 PRIOR_EXAMPLES = 16
 """Examples that the present belief about aging counts as, beside a look's."""
+MOST_HARM = 1.0
+"""What old scores lose against uniform draws, over what fresh ones win: no more than this is believed."""
 FADING = 0.5
 """What a look's noise counts beside the next one's."""
 
@@ -49,15 +51,18 @@ class NoiseBelief:
 
 @dataclass
 class AgingBelief:
-    """The share of what scores win over uniform draws that is lost from one look to the next."""
+    """The share of what scores win over uniform draws that is lost from one look to the next.
+
+    It is above 1 where old scores do harm: examples that were thought small have the largest weights.
+    """
 
     share: float = USUAL_AGING
 
     def observe(self, left_before: float, left_now: float, number: float, looks: int = 1) -> None:
         """Noise left so many looks ago and now, the latter by so many examples that count."""
         if left_before < 1:
-            kept = min(1.0, max(0.0, (1 - left_now) / (1 - left_before)))
-            found = 1 - kept ** (1 / looks)
+            kept = min(1.0, max(-MOST_HARM, (1 - left_now) / (1 - left_before)))
+            found = 1 - (kept ** (1 / looks) if kept > 0 else kept)
             self.share = (PRIOR_EXAMPLES * self.share + number * found) / (PRIOR_EXAMPLES + number)
 
     def forget(self) -> None:
