@@ -42,13 +42,19 @@ def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
 
 def leaves(data: Any) -> list[Any]:
     """All leaves, in the order in which `map_leaves` meets them."""
+    if type(data) is tuple:  # most data are a pair of tensors, which is told at once
+        for value in data:
+            if type(value) is not Tensor:
+                break
+        else:
+            return list(data)
     found: list[Any] = []
     _gather(data, found)
     return found
 
 
 def _gather(data: Any, found: list[Any]) -> None:
-    if type(data) is not tuple and is_leaf(data):  # most data are a tuple, which is told at once
+    if is_leaf(data):
         found.append(data)
     elif isinstance(data, tuple | list):
         for value in data:
@@ -75,20 +81,23 @@ def count_examples(data: Any) -> int:
     Raises:
         ValueError: when there is no tensor, or lengths differ.
     """
-    return count_rows(leaves(data), data)
+    return count_rows([leaf.shape for leaf in leaves(data)], data)
 
 
-def count_rows(found: list[Any], data: Any) -> int:
-    """`count_examples` for leaves that were found already."""
-    shapes = [leaf.shape for leaf in found]
+def count_rows(shapes: list[Any], data: Any) -> int:
+    """`count_examples` for the shapes of leaves that were found already."""
     if not shapes or not all(shapes):
         raise ValueError(
             f"`data` must hold tensors with examples along their first dimension, got shapes {_plain(shapes)} in "
             f"{type(data).__name__}."
         )
-    if len({shape[0] for shape in shapes}) > 1:
-        raise ValueError(f"`data` must hold the same number of examples in every tensor, got shapes {_plain(shapes)}.")
-    return int(shapes[0][0])
+    number = shapes[0][0]
+    for shape in shapes:
+        if shape[0] != number:
+            raise ValueError(
+                f"`data` must hold the same number of examples in every tensor, got shapes {_plain(shapes)}."
+            )
+    return int(number)
 
 
 def _plain(shapes: list[Any]) -> list[tuple[int, ...]]:

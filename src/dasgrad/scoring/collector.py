@@ -21,7 +21,7 @@ _MOST_HELD = 2**20
 
 
 class Following(Protocol):
-    """What brings calls and gradients: a `Tape` or a `KnownPass`."""
+    """What is known of the parameters that calls and gradients are brought of."""
 
     irregular: dict[str, str]
     """Parameters no rule may serve, with the reason."""
@@ -29,6 +29,15 @@ class Following(Protocol):
     @property
     def repeated(self) -> Set[str]:
         """Parameters with several uses."""
+
+
+class Regular:
+    """What a `KnownPass` brings: one use of each parameter."""
+
+    repeated: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.irregular: dict[str, str] = {}
 
 
 class Collector:
@@ -58,9 +67,9 @@ class Collector:
         # Where shares go with the square of the gradient, factors are taken out of [B] numbers in the end.
         self._in_the_end = weights is not None and all(measure.homogeneous for measure in measures.values())
         self._timed = timed
-        self._tape: Following | None = None
+        self._tape: Following = Regular()
         self._shares: dict[str, Tensor] = {}
-        self._matrices: list[tuple[Layer, Tensor, Tensor, int]] = []
+        self._matrices: dict[int, tuple[Layer, Tensor, int, Tensor | None, int]] = {}
         self._together: list[native.FrozenLayer] = []
         self._repeated: dict[str, list[Form]] = {}
         self.shortcut = LinearShortcut(measures)
@@ -75,11 +84,15 @@ class Collector:
         for found in (self._shares, self._repeated, self.shortcut.products, self.rules, self.seconds):
             found.clear()
 
+    @property
+    def irregular(self) -> Mapping[str, str]:
+        """Parameters no rule may serve, with the reason."""
+        return self._tape.irregular
+
     def __call__(self, call: Call, gradient: Tensor) -> None:
         """Take a call on record and the gradient at its output; of several gradients the first alone."""
         if call.build is None:
             return
-        assert self._tape is not None
         if self._weights is not None and not self._in_the_end:
             shape = [1] * gradient.dim()
             shape[call.dims[0]] = -1
@@ -97,36 +110,48 @@ class Collector:
                 self.rules[name] = call.kind
         call.release()
 
-    def take_matrix(self, layer: Layer, x: Tensor, gradient: Tensor) -> None:
+    def take_matrix(self, layer: Layer, x: Tensor, version: int, gradient: Tensor) -> None:
         """Take a linear layer's input, one row an example, and the gradient at its output, for the total alone.
 
-        They are held until `measure_matrices`, if they are small, for one call for all layers.
-        """
-        if x.is_cpu and x.numel() + gradient.numel() <= _MOST_HELD and (self._weights is None or self._in_the_end):
-            self._matrices.append((layer, x, gradient, version_of(gradient)))
-        else:
-            self(layer.call((0,), (x,), {}), gradient)
+        They are held until `measure_matrices`, if they are small, for one call for all layers. Of several gradients
+        the first alone is taken.
 
-    def measure_matrices(self) -> bool:
+        Args:
+            version: `version_of` the input at the layer's call.
+        """
+        if id(layer) in self._matrices:
+            return
+        if x.is_cpu and x.numel() + gradient.numel() <= _MOST_HELD and (self._weights is None or self._in_the_end):
+            self._matrices[id(layer)] = (layer, x, version, gradient, version_of(gradient))
+        else:
+            self._matrices[id(layer)] = (layer, x, version, None, 0)
+            if version_of(x) == version:
+                self(layer.call((0,), (x,), {}), gradient)
+
+    def measure_matrices(self) -> str | None:
         """Measure what `take_matrix` held, now or, where that goes together, with the total; it must be asked for next.
 
-        False where a gradient was written to meanwhile.
+        Returns:
+            Why nothing may be made of it: an input or a gradient was written to meanwhile.
         """
-        matrices, self._matrices = self._matrices, []
-        unchanged, layers = True, self._together
-        for layer, x, gradient, version in matrices:
-            unchanged = unchanged and version_of(gradient) == version
+        layers = self._together
+        for layer, x, version, gradient, version_of_gradient in self._matrices.values():
+            if version_of(x) != version:
+                return f"the input of {layer.kind} is overwritten after its call"
+            if gradient is None:
+                continue
+            if version_of(gradient) != version_of_gradient:
+                return "a gradient at a layer's output is overwritten"
             found = self.shortcut.read_layer(layer.names, x, gradient)
             if found is None or (layers and gradient.dtype != layers[0][0].dtype):
                 with torch.no_grad():
                     self(layer.call((0,), (x,), {}), gradient)
             else:
                 layers.append(found)
-        return unchanged
+        return None
 
     def finish(self) -> dict[str, Tensor]:
         """By parameter what was collected, ``[B]``; the irregular ones left out."""
-        assert self._tape is not None
         with torch.no_grad():  # as in the backward pass, which is over
             for name in self._repeated.keys() - self._tape.irregular.keys():
                 self._measure(name, sums.add(self._repeated[name], self._measures[name].shape, self._num_examples))

@@ -64,6 +64,20 @@ class Route:
         return node if type(node) is self.kinds[depth] else None
 
 
+@dataclass(frozen=True)
+class Bearings:
+    """Dimensions and routes of one layer."""
+
+    dim: int
+    """The dimension of its output that runs over the examples, for all of its parameters."""
+    kind: Any
+    """Of the node behind its output."""
+    near: tuple[tuple[str, int], ...]
+    """Parameters that this node itself sends their gradients, and by which edge."""
+    far: tuple[tuple[str, Route], ...]
+    """The others."""
+
+
 @dataclass
 class Remembered:
     """Measures of a pass, for the next ones, as long as they are the same."""
@@ -87,8 +101,8 @@ class Plan:
     """By parameter, the dimension of its layer's output that runs over the examples."""
     routes: dict[str, Route] = field(default_factory=dict)
     """By parameter, the way to it from its layer's output."""
-    dims_of_layers: dict[int, int | None] = field(default_factory=dict)
-    """By the ``id`` of a layer, the one dimension for all of its parameters."""
+    bearings: dict[int, "Bearings"] = field(default_factory=dict)
+    """By the ``id`` of a layer, what its calls are compared with."""
     remembered: Remembered = field(default_factory=Remembered)
     """Its measures, where they last."""
     switches: list["Switch"] = field(default_factory=list)
@@ -185,17 +199,13 @@ class KnownPass:
         doubt: why this is not the pass that the plan speaks of; None where it is.
     """
 
-    repeated: frozenset[str] = frozenset()
-
     def __init__(self, plan: Plan, num_examples: int, collector: Collector) -> None:
         self.doubt: str | None = None
-        self.irregular: dict[str, str] = {}
         self._plan = plan
         self._learning = not plan.routes
         self._num_examples = num_examples
         self._collector = collector
         self._calls: dict[int, Call | None] = {}
-        self._matrices: dict[int, tuple[Layer, Tensor, int]] = {}
         self._sent: dict[str, Tensor] = {}
         self._any_arrived = False
         self._switch: Switch | None = None
@@ -216,26 +226,17 @@ class KnownPass:
         if self._sent:
             self._doubt("a gradient was sent to a parameter and did not arrive")
         if error is None and self.doubt is None:
-            self._measure_matrices()
+            with torch._C.DisableTorchFunction():
+                self.doubt = self._collector.measure_matrices()
         for call in self._calls.values():
             if call is not None:
                 call.release()
         self._sent.clear()
-        self._matrices.clear()
-
-    def _measure_matrices(self) -> None:
-        for layer, matrix, version in self._matrices.values():
-            if version_of(matrix) != version:
-                self._doubt(f"the input of {layer.kind} is overwritten after its call")
-                return
-        with torch._C.DisableTorchFunction():
-            if not self._collector.measure_matrices():
-                self._doubt("a gradient at a layer's output is overwritten")
 
     @property
     def sure(self) -> bool:
         """Whether what was heard may be used."""
-        return self.doubt is None and not self.irregular
+        return self.doubt is None and not self._collector.irregular
 
     def _doubt(self, reason: str) -> None:
         self.doubt = self.doubt or reason
@@ -253,12 +254,18 @@ class KnownPass:
                 self._record(layer, args, kwargs, output)
 
     def _record(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        dims = self._plan.dims_of_layers
-        dim = dims[id(layer)] if id(layer) in dims else self._dim_of(layer)
+        bearings = self._plan.bearings.get(id(layer)) or self._take_bearings(layer, output)
+        node: Any = output.grad_fn
+        if bearings is None or type(node) is not bearings.kind:
+            self._doubt(f"{layer.kind} leads to its parameters in another way, or not at all")
+            return
+        dim = bearings.dim
         matrix = layer.matrix_of(args, kwargs, output, self._num_examples) if dim == 0 else None
         if matrix is not None:
-            take: Any = partial(self._take_matrix, layer, matrix, version_of(matrix))
-        elif dim is None or dim not in layer.dims(output, self._num_examples):
+            self._calls[id(layer)] = None
+            take: Any = self._collector.take_matrix
+            what: tuple[Any, ...] = (layer, matrix, version_of(matrix))
+        elif dim not in layer.dims(output, self._num_examples):
             self._doubt(f"{layer.kind} returned a tensor without the examples where they were")
             return
         elif (reason := layer.misfit(self._num_examples, dim, args, kwargs)) is not None:
@@ -266,16 +273,28 @@ class KnownPass:
             return
         else:
             call = self._calls[id(layer)] = layer.call((dim,), args, kwargs)
-            take = partial(self._take, call)
-        self._calls.setdefault(id(layer))
+            take, what = self._take, (call,)
+        for name, route in bearings.far:
+            sender = route.sender(node)
+            if sender is None:
+                self._doubt(f"{layer.kind} leads to its parameters in another way, or not at all")
+                return
+            sender.register_hook(partial(self._note_sent, ((name, route.edges[route.depth]),)))
+        node.register_hook(partial(self._passed, bearings.near, output.output_nr, take, what))
+
+    def _take_bearings(self, layer: Layer, output: Tensor) -> Bearings | None:
+        """Look up, or learn, what a layer's calls are compared with; None where there is no such thing."""
+        plan, names = self._plan, layer.names.values()
         if self._learning:
             self._learn(layer, output)
-        self._watch(layer, output, take)
-
-    def _dim_of(self, layer: Layer) -> int | None:
-        """Where the examples are in a layer's output; None where that is not one place."""
-        dims = {self._plan.dims.get(name) for name in layer.names.values()}
-        found = self._plan.dims_of_layers[id(layer)] = dims.pop() if len(dims) == 1 else None
+        dims = {plan.dims.get(name) for name in names}
+        dim = dims.pop()
+        routes = [(name, plan.routes[name]) for name in names if name in plan.routes]
+        if dims or dim is None or len(routes) < len(names):
+            return None
+        near = tuple((name, route.edges[0]) for name, route in routes if route.depth == 0)
+        far = tuple((name, route) for name, route in routes if route.depth > 0)
+        found = plan.bearings[id(layer)] = Bearings(dim, routes[0][1].kinds[0], near, far)
         return found
 
     def _learn(self, layer: Layer, output: Tensor) -> None:
@@ -285,29 +304,14 @@ class KnownPass:
                 self._doubt(f"{layer.kind} uses a parameter twice")
             self._plan.routes[name] = route
 
-    def _watch(self, layer: Layer, output: Tensor, take: Any) -> None:
-        """Have the nodes behind a layer's output say what they receive and send."""
-        first: Sequence[tuple[str, int]] = ()
-        behind: Any = output.grad_fn
-        for name in layer.names.values():
-            route = self._plan.routes.get(name)
-            node = None if route is None else route.sender(behind)
-            if route is None or node is None:
-                self._doubt(f"{layer.kind} leads to its parameters in another way, or not at all")
-                return
-            if route.depth == 0:
-                first = (*first, (name, route.edges[0]))
-            else:
-                node.register_hook(partial(self._note_sent, ((name, route.edges[route.depth]),)))
-        behind.register_hook(partial(self._passed, take, output.output_nr, first))
-
     # --- in the backward pass -------------------------------------------------------------------------
 
     def _passed(
         self,
-        take: Any,
-        number: int,
         watched: Sequence[tuple[str, int]],
+        number: int,
+        take: Any,
+        what: tuple[Any, ...],
         sent: tuple[Tensor | None, ...],
         received: tuple[Tensor | None, ...],
     ) -> None:
@@ -316,7 +320,7 @@ class KnownPass:
         gradient = received[number]
         if self._switch is not None and self.doubt is None and gradient is not None:
             with torch._C.DisableTorchFunction():
-                take(gradient)
+                take(*what, gradient)
 
     def _note_sent(
         self, watched: Sequence[tuple[str, int]], sent: tuple[Tensor | None, ...], received: tuple[Tensor | None, ...]
@@ -333,15 +337,6 @@ class KnownPass:
             self._doubt(f"the input of {call.kind} is overwritten after its call")
         else:
             self._collector(call, gradient)
-
-    def _take_matrix(self, layer: Layer, matrix: Tensor, version: int, gradient: Tensor) -> None:
-        if id(layer) in self._matrices:
-            return
-        self._matrices[id(layer)] = (layer, matrix, version)
-        if version_of(matrix) != version:
-            self._doubt(f"the input of {layer.kind} is overwritten after its call")
-        else:
-            self._collector.take_matrix(layer, matrix, gradient)
 
     def arrived(self, name: str, gradient: Tensor) -> None:
         """Compare the gradient of a parameter with what was sent to it."""

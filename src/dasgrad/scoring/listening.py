@@ -108,9 +108,7 @@ class Ear:
         """A context that follows a pass by hooks; what was collected counts if there is no doubt in the end."""
         num_examples = weights.shape[0]
         collector = Collector(measures, num_examples, weights, scale)
-        known = KnownPass(plan, num_examples, collector)
-        collector.attach(known)
-        return known, collector
+        return KnownPass(plan, num_examples, collector), collector
 
     @contextmanager
     def hear_new(

@@ -38,8 +38,13 @@ class Findings:
 
 def kind_of(data: Any, params: Iterable[str]) -> object:
     """What decides whether data must be probed anew: types, numbers of dimensions, what is scored."""
-    leaves = nested.leaves(data)
-    return tuple([(leaf.dtype, leaf.dim()) for leaf in leaves]), tuple(params), nested.count_rows(leaves, data) > 1
+    kinds: list[Any] = []
+    shapes = []
+    for leaf in nested.leaves(data):
+        shape = leaf.shape
+        shapes.append(shape)
+        kinds += (leaf.dtype, len(shape))
+    return tuple(kinds), tuple(params), nested.count_rows(shapes, data) > 1
 
 
 def few_of(data: Any) -> Any:
