@@ -1,6 +1,8 @@
 """Listening without a tape: only to passes that are known, and never wrong about one that is not."""
 
+import gc
 import warnings
+import weakref
 from functools import partial
 
 import pytest
@@ -395,6 +397,24 @@ def test_a_graph_of_an_earlier_block_is_no_part_of_a_later_one():
     assert is_known(scorer)
     torch.testing.assert_close(hear(scorer, model, backward), expected(model), rtol=1e-9, atol=0)
     assert not is_known(scorer)
+
+
+def test_nothing_of_a_batch_is_held_after_its_block():
+    model = problems.seeded(lambda: nn.Linear(3, 2))
+    scorer = make(model, score="dasgrad", preconditioner="frozen")
+    hear(scorer, model)
+    inputs = INPUTS.clone()
+    held, data = weakref.ref(inputs), dasgrad.WeightedBatch((inputs, TARGETS), torch.arange(6), WEIGHTS)
+    gc.collect()
+    gc.disable()  # a cycle would be there until it is collected
+    try:
+        with scorer.listen(data):
+            step(model, data).backward()
+        assert is_known(scorer)
+        del inputs, data
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_blocks_may_be_nested():

@@ -107,12 +107,13 @@ def test_frozen_layers_are_measured_at_once(shape, num_threads, dtype, with_bias
     wanted = left.square() * (right.square() @ (0.5 / (2 * weight.sqrt() + 0.1)).t())
     if with_bias:
         wanted += left.square() * (0.25 / (3 * bias.sqrt() + 0.2))
-    layer = (
+    layer = native.pack_layer(
         left.to(dtype),
         right.to(dtype),
         (weight.to(dtype), (2.0, 0.1, 0.5)),
         (bias.to(dtype), (3.0, 0.2, 0.25)) if with_bias else None,
     )
+    assert layer is not None
     for number in (1, 3):
         found = native.frozen_layers([layer] * number, Workspace())
         tolerance = 1e-12 if dtype == torch.float64 else 1e-5

@@ -134,8 +134,8 @@ class Collector:
         Returns:
             Why nothing may be made of it: an input or a gradient was written to meanwhile.
         """
-        layers = self._together
-        for layer, x, version, gradient, version_of_gradient in self._matrices.values():
+        matrices, self._matrices, layers = self._matrices, {}, self._together
+        for layer, x, version, gradient, version_of_gradient in matrices.values():
             if version_of(x) != version:
                 return f"the input of {layer.kind} is overwritten after its call"
             if gradient is None:
@@ -143,7 +143,7 @@ class Collector:
             if version_of(gradient) != version_of_gradient:
                 return "a gradient at a layer's output is overwritten"
             found = self.shortcut.read_layer(layer.names, x, gradient)
-            if found is None or (layers and gradient.dtype != layers[0][0].dtype):
+            if found is None or (layers and found.dtype is not layers[0].dtype):
                 with torch.no_grad():
                     self(layer.call((0,), (x,), {}), gradient)
             else:
@@ -167,9 +167,10 @@ class Collector:
         """``[B]``: the roots of totals, with what parameters have without any gradient."""
         weights, layers = self._weights, self._together
         if self._in_the_end and weights is not None:
-            alone = bool(layers) and not self._shares and not self._repeated
-            if alone and weights.dtype is dtype is layers[0][0].dtype and weights.is_cpu and weights.is_contiguous():
-                return native.frozen_lengths(layers, self._workspace, weights, self._scale)
+            if layers and not self._shares and not self._repeated and layers[0].dtype is dtype:
+                lengths = native.frozen_lengths(layers, self._workspace, weights, self._scale)
+                if lengths is not None:
+                    return lengths
             return (self._sum().sqrt() / self._factors).to(dtype)
         return add_bases(self._measures, self.total()).clamp(min=0.0).sqrt().to(dtype)
 

@@ -376,7 +376,7 @@ def _find_routes(output: Tensor, params: Mapping[int, str]) -> Iterator[tuple[st
 def structure_of(model: nn.Module, optimizer: Optimizer | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """What a plan is for, as a key, and the objects it goes by: modules, their modes, parameters, what is stepped."""
     holds: list[Any] = []
-    key: list[Any] = [bool(torch_module._global_forward_hooks), bool(torch_module._global_forward_pre_hooks)]
+    facts: list[Any] = [bool(torch_module._global_forward_hooks), bool(torch_module._global_forward_pre_hooks)]
     seen: set[int] = set()
     waiting: list[Any] = [model]
     while waiting:
@@ -384,15 +384,14 @@ def structure_of(model: nn.Module, optimizer: Optimizer | None) -> tuple[tuple[A
         if module is None or id(module) in seen:
             continue
         seen.add(id(module))
+        params, forward = module._parameters.values(), module.__dict__.get("forward")
         holds.append(module)
-        forward = module.__dict__.get("forward")
-        key += (id(module), type(module), module.training, forward is not None and type(forward) is not Forward)
-        for param in module._parameters.values():
-            holds.append(param)
-            key += (id(param), param is not None and param.requires_grad)
-        waiting.extend(module._modules.values())
+        holds += params
+        facts += (type(module), module.training, forward is not None and type(forward) is not Forward, len(params))
+        for param in params:
+            facts.append(param is not None and param.requires_grad)
+        waiting += module._modules.values()
     for group in () if optimizer is None else optimizer.param_groups:
-        key.append(None)
-        key += map(id, group["params"])
         holds += group["params"]
-    return tuple(key), tuple(holds)
+        facts.append(len(group["params"]))
+    return (*map(id, holds), *facts), tuple(holds)

@@ -59,35 +59,39 @@ class Listening:
     Args:
         recall: gives a context for a pass of a known kind, and a function for its scores; None for any other kind.
         hear_new: gives a context for such another.
+        batch, scale: what both are called with.
     """
 
     def __init__(
         self,
-        recall: Callable[[], tuple[KnownPass, Callable[[], Tensor]] | None],
-        hear_new: Callable[[], AbstractContextManager[Heard]],
+        recall: Callable[[Weighted, float], tuple[KnownPass, Callable[[], Tensor]] | None],
+        hear_new: Callable[[Weighted, float], AbstractContextManager[Heard]],
+        batch: Weighted,
+        scale: float,
     ) -> None:
         self._recall = recall
         self._hear_new = hear_new
+        self._batch = batch
+        self._scale = scale
 
     def __enter__(self) -> Heard:
-        found = self._recall()
+        found = self._recall(self._batch, self._scale)
         if found is None:
-            self._context: AbstractContextManager[Any] = self._hear_new()
-            self._fill: Callable[[], None] | None = None
+            self._context: AbstractContextManager[Any] = self._hear_new(self._batch, self._scale)
+            self._scores: Callable[[], Tensor] | None = None
             heard: Heard = self._context.__enter__()
             return heard
-        self._context, scores = found
-        heard = Heard()
-        self._fill = lambda: heard.fill(scores())
+        self._context, self._scores = found
+        self._heard = Heard()
         self._context.__enter__()
-        return heard
+        return self._heard
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         raised = self._context.__exit__(kind, error, trace)
-        if self._fill is not None and kind is None:
-            self._fill()
+        if self._scores is not None and kind is None:
+            self._heard.fill(self._scores())
         return raised
 
 

@@ -205,7 +205,7 @@ class ExampleScorer:
             raise ValueError(f'`ExampleScorer.listen` needs score="dasgrad" or "gradient", got {self.score!r}.')
         if not scale > 0:
             raise ValueError(f"`ExampleScorer.listen(scale=...)` must be positive, got {scale!r}.")
-        return Listening(functools.partial(self._recall, batch, scale), functools.partial(self._hear_new, batch, scale))
+        return Listening(self._recall, self._hear_new, batch, scale)
 
     def _recall(self, batch: Weighted, scale: float) -> tuple[KnownPass, Callable[[], Tensor]] | None:
         """A pass of a known kind, and its scores once it is over; None where a tape is needed."""
@@ -434,9 +434,7 @@ class ExampleScorer:
     def _precise(self, params: Mapping[str, Tensor]) -> torch.dtype:
         """At least float32, and no less than the passes are computed in."""
         dtypes = {param.dtype for param in params.values()} if self._dtype is None else {self._dtype}
-        if dtypes == {torch.float32}:
-            return torch.float32
-        return functools.reduce(torch.promote_types, dtypes, torch.float32)
+        return functools.reduce(torch.promote_types, dtypes - {torch.float32}, torch.float32)
 
     def _measures(self, params: Mapping[str, Tensor]) -> dict[str, Measure]:
         if self.score == "gradient" or self.optimizer is None:

@@ -53,7 +53,7 @@ class LinearShortcut:
             x: ``[B, k]``.
             gradient: ``[B, o]``.
         """
-        if "weight" not in names or not native.supports(x) or gradient.dtype != x.dtype:
+        if "weight" not in names:
             return None
         measure = self._measures[names["weight"]]
         if measure.shape.numel() > _SMALL:
@@ -62,6 +62,4 @@ class LinearShortcut:
         bias = self._measures[names["bias"]].curvature() if "bias" in names else None
         if weight is None or ("bias" in names and bias is None):
             return None
-        if weight[0].dtype != x.dtype or (bias is not None and bias[0].dtype != x.dtype):
-            return None
-        return gradient, x, weight, bias
+        return native.pack_layer(gradient, x, weight, bias)

@@ -7,7 +7,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -237,67 +237,87 @@ Curvature = tuple[Tensor, tuple[float, float, float]]
 """A contiguous v, and scale, eps and share of `inverse_metric`."""
 
 
-FrozenLayer = tuple[Tensor, Tensor, Curvature, Curvature | None]
-"""Gradient at a linear layer's output ``[B, o]``, its input ``[B, k]``, what is known of its weight and of its bias."""
+class FrozenLayer(NamedTuple):
+    """A linear layer as the core reads it, with the tensors it reads."""
+
+    packed: bytes
+    room: int
+    """Entries of its inverse metrics."""
+    num_examples: int
+    dtype: torch.dtype
+    held: tuple[Tensor | None, ...]
+
+
+def pack_layer(left: Tensor, right: Tensor, weight: Curvature, bias: Curvature | None) -> FrozenLayer | None:
+    """What the core needs of a linear layer; None where it does not take tensors of these types.
+
+    Args:
+        left: ``[B, o]``, the gradient at its output.
+        right: ``[B, k]``, its input.
+        weight: what is known of its weight.
+        bias: and of its bias, if that is to be measured.
+    """
+    (curvature, coefficients), (of_bias, of_bias_coefficients) = weight, bias or (None, weight[1])
+    dtype = right.dtype
+    if not supports(right) or not (left.dtype is curvature.dtype is dtype):
+        return None
+    left, right = left.contiguous(), right.contiguous()
+    num_examples, num_columns = right.shape
+    num_rows = left.shape[1]
+    assert left.shape[0] == num_examples
+    assert curvature.shape == (num_rows, num_columns)
+    assert curvature.is_contiguous()
+    if of_bias is not None:
+        if of_bias.dtype is not dtype:
+            return None
+        assert of_bias.shape == (num_rows,)
+        assert of_bias.is_contiguous()
+    size = num_rows * num_columns
+    packed = _FROZEN_LAYER.pack(
+        left.data_ptr(), right.data_ptr(), curvature.data_ptr(), 0 if of_bias is None else of_bias.data_ptr(),
+        num_rows, num_columns, _worthwhile_threads(num_examples * size * 2), *coefficients, *of_bias_coefficients,
+    )  # fmt: skip
+    return FrozenLayer(packed, size + num_rows, num_examples, dtype, (left, right, curvature, of_bias))
 
 
 def frozen_layers(layers: Sequence[FrozenLayer], workspace: Workspace) -> Tensor:
     """``[B]`` float64: Σ over layers of (left²)ᵀ(Q right² + q), Q and q the inverse metrics of weight and bias.
 
-    All must be of one type.
+    All must be of one type and number of examples.
     """
-    totals = torch.empty(layers[0][0].shape[0], dtype=torch.float64)
-    _measure_layers(layers, workspace, totals, None, 0.0, None)
-    return totals
+    room = _measure_layers(layers, workspace, None, 0.0, None)
+    return room[: layers[0].num_examples].clone()
 
 
-def frozen_lengths(layers: Sequence[FrozenLayer], workspace: Workspace, weights: Tensor, scale: float) -> Tensor:
-    """``[B]``: √total / (scale · weight) of the totals of `frozen_layers`, for weights ``[B]`` of the layers' type."""
+def frozen_lengths(layers: Sequence[FrozenLayer], workspace: Workspace, weights: Tensor, scale: float) -> Tensor | None:
+    """``[B]``: √total / (scale · weight) of the totals of `frozen_layers`; None for weights not of the layers' type."""
+    if weights.dtype is not layers[0].dtype or not weights.is_cpu or not weights.is_contiguous():
+        return None
+    assert weights.shape == (layers[0].num_examples,)
     lengths = torch.empty_like(weights)
-    assert weights.dtype is layers[0][0].dtype
-    assert weights.is_contiguous()
-    assert weights.shape == layers[0][0].shape[:1]
-    totals = workspace.reserve("totals", weights.numel(), _DOUBLE)
-    _measure_layers(layers, workspace, totals, weights.data_ptr(), scale, lengths.data_ptr())
+    _measure_layers(layers, workspace, weights.data_ptr(), scale, lengths.data_ptr())
     return lengths
 
 
 def _measure_layers(
-    layers: Sequence[FrozenLayer],
-    workspace: Workspace,
-    totals: Tensor,
-    weights: int | None,
-    scale: float,
-    lengths: int | None,
-) -> None:
-    dtype, num_examples = layers[0][0].dtype, layers[0][0].shape[0]
-    largest, packed, held = 0, b"", []
-    for given_left, given_right, (curvature, coefficients), bias in layers:
-        left, right = given_left.contiguous(), given_right.contiguous()
-        held.append((left, right))  # until the call is over
-        num_rows, num_columns = curvature.shape
-        assert left.dtype is right.dtype is curvature.dtype is dtype
-        assert curvature.is_contiguous()
-        assert left.shape == (num_examples, num_rows)
-        assert right.shape == (num_examples, num_columns)
-        of_bias, of_bias_coefficients = 0, coefficients
-        if bias is not None:
-            of_bias, of_bias_coefficients = bias[0].data_ptr(), bias[1]
-            assert bias[0].dtype is dtype
-            assert bias[0].shape == (num_rows,)
-            assert bias[0].is_contiguous()
-        size = num_rows * num_columns
-        largest = max(largest, size + num_rows)
-        num_threads = _worthwhile_threads(num_examples * size * 2)
-        packed += _FROZEN_LAYER.pack(
-            left.data_ptr(), right.data_ptr(), curvature.data_ptr(), of_bias, num_rows, num_columns, num_threads,
-            *coefficients, *of_bias_coefficients,
-        )  # fmt: skip
-    inverse = workspace.reserve("inverse metrics", largest, curvature)
+    layers: Sequence[FrozenLayer], workspace: Workspace, weights: int | None, scale: float, lengths: int | None
+) -> Tensor:
+    """A buffer of the workspace that begins with the totals."""
+    num_examples, dtype = layers[0].num_examples, layers[0].dtype
+    largest, packed = 0, b""
+    for layer in layers:
+        assert layer.dtype is dtype
+        assert layer.num_examples == num_examples
+        largest = max(largest, layer.room)
+        packed += layer.packed
+    start = -(-num_examples // 8) * 8  # so that what follows begins where a vector may
+    room = workspace.reserve("frozen layers", start + largest, _DOUBLE)
+    totals = room.data_ptr()
+    inverse = totals + start * _DOUBLE.itemsize
     assert _library is not None
     function = _library.dasgrad_frozen_layers32 if dtype is torch.float32 else _library.dasgrad_frozen_layers64
-    pointers = inverse.data_ptr(), totals.data_ptr(), _TORCH_THREADS
-    function(packed, len(layers), num_examples, *pointers, weights, scale, lengths)
+    function(packed, len(layers), num_examples, inverse, totals, _TORCH_THREADS, weights, scale, lengths)
+    return room
 
 
 def own_sparse_products(left_B: Tensor, right: SparseOuter, arrays: Arrays, coefficients: Coefficients) -> Tensor:
