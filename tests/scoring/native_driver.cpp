@@ -133,10 +133,12 @@ template <typename Real>
 struct Products {
   const Real *left, *right, *quadratic, *cross;
   double* totals;
-  int64_t num_examples, num_positions, num_rows, num_columns;
-  int64_t left_example, left_position, right_example, right_position;
+  const int64_t* taps;
+  int64_t num_taps, num_examples, num_lines, num_positions, num_rows, num_columns;
+  int64_t left_example, left_line, left_position, left_row, right_example, right_line, right_position;
 };
 
+// Two taps: what right holds from the start, and from a position later on.
 template <typename Real, typename Sums>
 int64_t run_products(Sums measure, double tolerance) {
   int64_t num_cases = 0;
@@ -146,20 +148,27 @@ int64_t run_products(Sums measure, double tolerance) {
       for (int64_t rows : {1, 2, 3, 4, 5, 6, 13})
         for (int64_t columns : {16, 32, 48, 64, 112})
           for (int options = 0; options < 3; ++options) {
-            const auto left = numbers<Real>(examples * positions * rows, -1, 1);
-            const auto right = numbers<Real>(examples * positions * columns, -1, 1);
-            const auto quadratic = numbers<Real>(rows * columns, 0, 1), cross = numbers<Real>(rows * columns, -1, 1);
+            const int64_t lines = 2, seen = lines * (positions + 1), size = rows * columns;
+            const auto left = numbers<Real>(examples * rows * lines * positions, -1, 1);
+            const auto right = numbers<Real>(examples * seen * columns, -1, 1);
+            const auto quadratic = numbers<Real>(2 * size, 0, 1), cross = numbers<Real>(2 * size, -1, 1);
             std::vector<double> totals(examples);
-            const Products<Real> products = {left.data(), right.data(), options > 0 ? quadratic.data() : nullptr,
-                                             options > 1 ? cross.data() : nullptr, totals.data(), examples, positions,
-                                             rows, columns, positions * rows, rows, positions * columns, columns};
+            const int64_t taps[] = {0, columns};
+            const Products<Real> products = {
+                left.data(), right.data(), options > 0 ? quadratic.data() : nullptr,
+                options > 1 ? cross.data() : nullptr, totals.data(), taps, 2, examples, lines, positions, rows, columns,
+                rows * lines * positions, positions, 1, lines * positions,
+                seen * columns, (positions + 1) * columns, columns};
             measure(&products);
             for (int64_t i = 0; i < examples; ++i) {
               double expected = 0;
-              for (int64_t at = 0; at < rows * columns; ++at) {
+              for (int64_t at = 0; at < 2 * size; ++at) {
+                const int64_t tap = at / size, row = at % size / columns, column = at % columns;
                 double g = 0;
-                for (int64_t t = i * positions; t < (i + 1) * positions; ++t)
-                  g += double(left[t * rows + at / columns]) * right[t * columns + at % columns];
+                for (int64_t line = 0; line < lines; ++line)
+                  for (int64_t t = 0; t < positions; ++t)
+                    g += double(left[((i * rows + row) * lines + line) * positions + t]) *
+                         right[(i * seen + line * (positions + 1) + t + tap) * columns + column];
                 expected += (options > 0 ? quadratic[at] : 1.0) * g * g + (options > 1 ? cross[at] * g : 0.0);
               }
               check(totals[i], expected, tolerance);

@@ -1,5 +1,6 @@
 """The compiled core of measures: clean under the sanitizers, and shared out over threads."""
 
+import math
 import os
 import shutil
 import subprocess
@@ -154,6 +155,44 @@ def test_sums_of_products_are_measured_without_being_formed(shape, num_threads, 
     found = native.sums_of_products(left.to(dtype), right.to(dtype), *given)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance * float(scale))
+
+
+@pytest.mark.parametrize("terms", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"), [((3, 2), (1, 1), (1, 1)), ((2, 3), (2, 3), (1, 1)), ((2, 1), (1, 2), (3, 2))]
+)
+def test_gradients_of_convolutions_are_measured_without_gathering_patches(kernel, stride, dilation, terms):
+    if not native.sums_whole_vectors(torch.zeros(0, dtype=torch.float64), 16):
+        pytest.skip("needs the compiled core and its widest vectors")
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(3, 16, 9, 8, generator=generator, dtype=torch.float64)
+    weight, cross = torch.randn(2, 7, 16, *kernel, generator=generator, dtype=torch.float64)
+    outputs = torch.nn.functional.conv2d(images, weight, stride=stride, dilation=dilation)
+    left = torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
+    gradients = torch.stack(
+        [
+            torch.nn.grad.conv2d_weight(x[None], weight.shape, b[None], stride, 0, dilation)
+            for x, b in zip(images, left, strict=True)
+        ]
+    )
+    quadratic = weight.square() if terms else torch.ones_like(weight)
+    wanted = (quadratic * gradients.square()).flatten(1).sum(1)
+    if terms == 2:
+        wanted += (cross * gradients).flatten(1).sum(1)
+    given = [part if k < terms else None for k, part in enumerate((quadratic, cross))]
+    found = native.sums_over_windows(left, images.permute(0, 2, 3, 1), kernel, stride, dilation, *given)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 16, 24), (1, 9, 1), (0, 3, 4), (2, 0, 3)])
+def test_matrices_are_transposed_in_memory(shape, dtype, num_threads, monkeypatch):
+    monkeypatch.setattr(native, "_worthwhile_threads", lambda entries: num_threads)
+    matrices = torch.arange(math.prod(shape)).view(shape).to(dtype)
+    found = native.transposed(matrices)
+    assert found.is_contiguous()
+    assert torch.equal(found, matrices.transpose(1, 2))
 
 
 @needs_native

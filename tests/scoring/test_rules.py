@@ -80,6 +80,15 @@ def test_convolutions(mode, data, size, channels_last, options):
     exact.check(build, inputs, options)
 
 
+@pytest.mark.parametrize("options", exact.COMBINATIONS, ids=lambda o: f"{o['preconditioner']}-{o['momentum']}")
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+def test_convolutions_of_whole_vectors_of_channels(mode, options):
+    def build():
+        return nn.Conv2d(16, 3, (2, 3), stride=(2, 1), padding=1, dilation=(1, 2), padding_mode=mode)
+
+    exact.check(build, exact.numbers(3, 16, 5, 6), options)
+
+
 @st.composite
 def transposed_convolutions(draw):
     dims = draw(st.sampled_from([1, 2, 2, 3]))

@@ -6,7 +6,7 @@ products, or by the few rows it touches. How to measure a form in the optimizer'
 are asked for a slice of examples at a time, so that temporaries stay small whatever the chunk is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,19 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
+class Windows:
+    """The right factor of a convolution in two dimensions, its patches not gathered."""
+
+    images: Part
+    """``rows -> [b, k, *spatial]``: the layer's input, padded."""
+    positions: Sequence[int]
+    """How many there are along each dimension."""
+    kernel: Sequence[int]
+    stride: Sequence[int]
+    dilation: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Outer:
     """gᵢ = Σ_t bᵢₜ xᵢₜᵀ: a matrix for each example, the sum of T outer products.
 
@@ -43,6 +56,8 @@ class Outer:
     """Whether parts have t last, ``[b, G·o, T]`` and ``[b, G·k, T]``, as convolutions do."""
     beside: tuple[Tensor, Tensor | None] | None = None
     """``[B, o]`` each: x²Qᵀ and xCᵀ under the measure's terms, where they were computed beside the layer's output."""
+    windows: Windows | None = None
+    """What right is gathered from, for measures that can do without; left is then ``[b, o, positions]``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dasgrad.moments import BuiltinMoments
 from dasgrad.scoring import kernels, native, own
-from dasgrad.scoring.forms import Dense, Form, Outer, Rows, Slice, SparseOuter
+from dasgrad.scoring.forms import Dense, Form, Outer, Rows, Slice, SparseOuter, Windows
 from dasgrad.scoring.own import OwnTerms, rows_of
 from dasgrad.scoring.preconditioned import (
     Preconditioner,
@@ -67,6 +67,14 @@ class Measure(ABC):
     def of_sums_of_products(self, left_B: Tensor, right_B: Tensor) -> Tensor | None:
         """The same for g = Σ_t left rightᵀ, ``[b, T, o], [b, T, k] -> [b]``; None where it must be formed."""
         return None
+
+    def takes_windows(self, like: Tensor, num_channels: int) -> bool:
+        """Whether a convolution's gradients can be measured without gathering patches, for factors like these."""
+        return False
+
+    def of_windows(self, left_B: Tensor, images_B: Tensor, windows: Windows) -> Tensor:
+        """`of_entries` for such gradients, ``[b, o, positions], [b, k, *spatial] -> [b]``."""
+        raise TypeError(f"{type(self).__name__} takes no windows: ask `takes_windows` first.")
 
     def of_sparse_products(self, form: SparseOuter) -> Tensor | None:
         """The same for g = left rightᵀ with a sparse right; None where it must be gone through entry by entry."""
@@ -139,6 +147,10 @@ class Measure(ABC):
             share = self.of_sums_of_products(*_factors(form, slice(0, num_examples)))
             if share is not None:
                 return [share]
+        if form.windows is not None and self.takes_windows(first, self.shape[1]):
+            elements = 2 * form.windows.images(slice(0, 1)).numel()
+            blocks, windows = self._blocks(num_examples, elements), form.windows
+            return [self.of_windows(form.left(rows), windows.images(rows), windows) for rows in blocks]
         positions = first.shape[2 if form.transposed else 1]
         elements = self.shape.numel() + positions * (self.shape[0] + width * form.num_groups)
         elements = -(-elements // _MORE_FOR_SUMS)
@@ -277,6 +289,15 @@ class QuadraticMeasure(Measure):
         if not native.sums_whole_vectors(left_B, right_B.shape[2]):
             return None
         return native.sums_of_products(left_B, right_B, self._quadratic, self._cross)
+
+    def takes_windows(self, like: Tensor, num_channels: int) -> bool:
+        return native.sums_whole_vectors(like, num_channels)
+
+    def of_windows(self, left_B: Tensor, images_B: Tensor, windows: Windows) -> Tensor:
+        left, images = left_B.unflatten(2, windows.positions), images_B.to(left_B.dtype)
+        right = native.transposed(images.flatten(2)).unflatten(1, images.shape[2:])
+        sizes = windows.kernel, windows.stride, windows.dilation
+        return native.sums_over_windows(left, right, *sizes, self._quadratic, self._cross)
 
     def of_sparse_products(self, form: SparseOuter) -> Tensor | None:
         left = _precise(form.left)

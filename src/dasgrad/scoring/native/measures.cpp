@@ -17,7 +17,8 @@
 // `polynomial`: the metric is frozen and gradients are there, sum_k Q_k g_k^2 + C_k g_k in one reading.
 //
 // `sums_of_products`: the same where the gradient is a sum of outer products over positions, left^T right, which is
-// formed a few registers at a time and never written to memory. For machines with registers enough.
+// formed a few registers at a time and never written to memory; of a convolution without gathering its patches. For
+// machines with registers enough.
 //
 // `linear_with_squares`: a layer of few outputs on the data themselves. Its output x W^T + bias, x^2 Q^T and, with
 // momentum, x C^T, which is all that a frozen metric will need of x, in one reading of x. Here x may be in bfloat16,
@@ -28,6 +29,8 @@
 // `frozen_layers`: both of these for weights and biases of several layers in one call, from v to the sum of what they add
 // to each example, for training steps so small that calls take longer than their arithmetic. It is given the caller's
 // threads. From the sums to scores it is sqrt(total) / (scale weight).
+//
+// `transpose`: matrices one after the other, each transposed, numbers of four or eight bytes.
 //
 // Nothing is allocated or remembered between calls, and arguments are checked by the caller.
 
@@ -536,81 +539,103 @@ DASGRAD_INLINE void multiply_and_square(const In* x, int64_t num_examples, const
   }
 }
 
-// Per-example gradients as sums over positions, left [B, T, rows], right [B, T, columns]; steps between examples and
-// between positions are in numbers. The columns are a multiple of a vector's.
+// Per-example gradients as sums over positions, left [B, lines, T, rows], right [B, lines, T, columns]; steps are in
+// numbers, and right has its columns side by side. The columns are a multiple of a vector's. A convolution's gradient is
+// several of them: its taps see the same right, each from a place of its own.
 template <typename Real>
 struct Products {
   const Real *left, *right;
-  const Real *quadratic, *cross;  // [rows, columns]; null: 1 everywhere, 0 everywhere
+  const Real *quadratic, *cross;  // [taps, rows, columns]; null: 1 everywhere, 0 everywhere
   double* totals;                 // [B]
-  int64_t num_examples, num_positions, num_rows, num_columns;
-  int64_t left_example, left_position, right_example, right_position;
+  const int64_t* taps;            // where each begins in right
+  int64_t num_taps, num_examples, num_lines, num_positions, num_rows, num_columns;
+  int64_t left_example, left_line, left_position, left_row, right_example, right_line, right_position;
 };
 
 // A block of kRows rows and kVectors vectors of one example's gradient, in registers, measured.
 template <int kRows, int kVectors, typename Real>
 DASGRAD_INLINE double measure_block(const Products<Real>& p, const Real* left, const Real* right, int64_t at) {
   constexpr int kSize = Lanes<Real>::kSize;
-  Lanes<Real> sums[kRows][kVectors], values[kVectors], total, entries;
-  for (int row = 0; row < kRows; ++row)
-    for (int v = 0; v < kVectors; ++v) sums[row][v].clear();
-  for (int64_t t = 0; t < p.num_positions; ++t) {
-    const Real* scales = left + t * p.left_position;
-    for (int v = 0; v < kVectors; ++v) values[v].load(right + t * p.right_position + v * kSize);
-    for (int row = 0; row < kRows; ++row)
-      for (int v = 0; v < kVectors; ++v) sums[row][v].add_product(scales[row], values[v]);
-  }
+  Lanes<Real> sums[kRows][kVectors], values[kVectors], total;
   total.clear();
-  for (int row = 0; row < kRows; ++row)
+  DASGRAD_UNROLLED
+  for (int row = 0; row < kRows; ++row) {
+    DASGRAD_UNROLLED
+    for (int v = 0; v < kVectors; ++v) sums[row][v] = total;
+  }
+  for (int64_t line = 0; line < p.num_lines; ++line) {
+    const Real *scales = left + line * p.left_line, *entries = right + line * p.right_line;
+    for (int64_t t = 0; t < p.num_positions; ++t, scales += p.left_position, entries += p.right_position) {
+      DASGRAD_UNROLLED
+      for (int v = 0; v < kVectors; ++v) values[v].load(entries + v * kSize);
+      DASGRAD_UNROLLED
+      for (int row = 0; row < kRows; ++row) {
+        const Real scale = scales[row * p.left_row];
+        DASGRAD_UNROLLED
+        for (int v = 0; v < kVectors; ++v) sums[row][v].add_product(scale, values[v]);
+      }
+    }
+  }
+  Lanes<Real> entries, weights;
+  DASGRAD_UNROLLED
+  for (int row = 0; row < kRows; ++row) {
+    DASGRAD_UNROLLED
     for (int v = 0; v < kVectors; ++v) {
       const int64_t place = at + row * p.num_columns + v * kSize;
       entries = sums[row][v];
       if (p.quadratic) {
-        values[0].load(p.quadratic + place);
+        weights.load(p.quadratic + place);
         entries.clear();
         if (p.cross) entries.load(p.cross + place);
-        entries.add_product(sums[row][v], values[0]);
+        entries.add_product(sums[row][v], weights);
       }
       total.add_product(sums[row][v], entries);
     }
+  }
   return total.sum();
 }
 
 constexpr int kBlockRows = 6, kBlockVectors = 4;  // so many products of registers at once
 
+// `at`: where in the terms its first row begins.
 template <int kVectors, typename Real>
-DASGRAD_INLINE double measure_columns(const Products<Real>& p, const Real* left, const Real* right, int64_t column) {
+DASGRAD_INLINE double measure_columns(const Products<Real>& p, const Real* left, const Real* right, int64_t at) {
   double total = 0;
-  for (int64_t row = 0; row < p.num_rows;) {
-    const Real *rows = left + row, *columns = right + column;
-    const int64_t at = row * p.num_columns + column;
+  for (int64_t row = 0; row < p.num_rows; row += kBlockRows, left += kBlockRows * p.left_row) {
     switch (p.num_rows - row) {
-      case 1: total += measure_block<1, kVectors>(p, rows, columns, at); break;
-      case 2: total += measure_block<2, kVectors>(p, rows, columns, at); break;
-      case 3: total += measure_block<3, kVectors>(p, rows, columns, at); break;
-      case 4: total += measure_block<4, kVectors>(p, rows, columns, at); break;
-      case 5: total += measure_block<5, kVectors>(p, rows, columns, at); break;
-      default: total += measure_block<kBlockRows, kVectors>(p, rows, columns, at);
+      case 1: total += measure_block<1, kVectors>(p, left, right, at + row * p.num_columns); break;
+      case 2: total += measure_block<2, kVectors>(p, left, right, at + row * p.num_columns); break;
+      case 3: total += measure_block<3, kVectors>(p, left, right, at + row * p.num_columns); break;
+      case 4: total += measure_block<4, kVectors>(p, left, right, at + row * p.num_columns); break;
+      case 5: total += measure_block<5, kVectors>(p, left, right, at + row * p.num_columns); break;
+      default: total += measure_block<kBlockRows, kVectors>(p, left, right, at + row * p.num_columns);
     }
-    row += kBlockRows;
+  }
+  return total;
+}
+
+template <typename Real>
+DASGRAD_INLINE double measure_tap(const Products<Real>& p, const Real* left, const Real* right, int64_t at) {
+  constexpr int64_t kSize = Lanes<Real>::kSize;
+  double total = 0;
+  for (int64_t column = 0; column < p.num_columns; column += kBlockVectors * kSize) {
+    switch ((p.num_columns - column) / kSize) {
+      case 1: total += measure_columns<1>(p, left, right + column, at + column); break;
+      case 2: total += measure_columns<2>(p, left, right + column, at + column); break;
+      case 3: total += measure_columns<3>(p, left, right + column, at + column); break;
+      default: total += measure_columns<kBlockVectors>(p, left, right + column, at + column);
+    }
   }
   return total;
 }
 
 template <typename Real>
 DASGRAD_INLINE void measure_products(const Products<Real>& p) {
-  constexpr int64_t kSize = Lanes<Real>::kSize;
   for (int64_t i = 0; i < p.num_examples; ++i) {
     const Real *left = p.left + i * p.left_example, *right = p.right + i * p.right_example;
     double total = 0;
-    for (int64_t column = 0; column < p.num_columns; column += kBlockVectors * kSize) {
-      switch ((p.num_columns - column) / kSize) {
-        case 1: total += measure_columns<1>(p, left, right, column); break;
-        case 2: total += measure_columns<2>(p, left, right, column); break;
-        case 3: total += measure_columns<3>(p, left, right, column); break;
-        default: total += measure_columns<kBlockVectors>(p, left, right, column);
-      }
-    }
+    for (int64_t tap = 0; tap < p.num_taps; ++tap)
+      total += measure_tap(p, left, right + p.taps[tap], tap * p.num_rows * p.num_columns);
     p.totals[i] = total;
   }
 }
@@ -618,6 +643,22 @@ DASGRAD_INLINE void measure_products(const Products<Real>& p) {
 DASGRAD_WIDE void products32(const Products<float>& products) { measure_products(products); }
 
 DASGRAD_WIDE void products64(const Products<double>& products) { measure_products(products); }
+
+constexpr int64_t kTile = 8;  // rows: as many as a cache holds that are a power of two apart
+
+template <typename Number>
+DASGRAD_INLINE void transpose(const Number* from, int64_t number, int64_t num_rows, int64_t num_columns, Number* to) {
+  for (int64_t i = 0; i < number; ++i, from += num_rows * num_columns, to += num_rows * num_columns)
+    for (int64_t row = 0; row < num_rows; row += kTile)
+      for (int64_t column = 0; column < num_columns; column += kTile) {
+        const int64_t rows = num_rows - row < kTile ? num_rows - row : kTile;
+        const int64_t columns = num_columns - column < kTile ? num_columns - column : kTile;
+        const Number* source = from + row * num_columns + column;
+        Number* target = to + column * num_rows + row;
+        for (int64_t c = 0; c < columns; ++c)
+          for (int64_t r = 0; r < rows; ++r) target[c * num_rows + r] = source[r * num_columns + c];
+      }
+}
 
 template <typename Real>
 DASGRAD_INLINE void invert_metric(const Real* curvature, int64_t size, Real scale, Real eps, Real share, Real* inverse) {
@@ -840,6 +881,16 @@ DASGRAD_EXPORT void dasgrad_polynomial32(const float* gradients, int64_t num_exa
 DASGRAD_EXPORT void dasgrad_polynomial64(const double* gradients, int64_t num_examples, int64_t size,
                                          const double* quadratic, const double* cross, double* totals) {
   polynomial64(gradients, num_examples, size, quadratic, cross, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_transpose32(const uint32_t* from, int64_t number, int64_t num_rows, int64_t num_columns,
+                                        uint32_t* to) {
+  transpose(from, number, num_rows, num_columns, to);
+}
+
+DASGRAD_EXPORT void dasgrad_transpose64(const uint64_t* from, int64_t number, int64_t num_rows, int64_t num_columns,
+                                        uint64_t* to) {
+  transpose(from, number, num_rows, num_columns, to);
 }
 
 DASGRAD_EXPORT int64_t dasgrad_has_sums_of_products() { return DASGRAD_HAS_WIDE; }

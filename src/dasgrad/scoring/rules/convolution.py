@@ -1,8 +1,8 @@
 """Convolutions: gᵢ = Σ_t bᵢₜ xᵢₜᵀ, where xᵢₜ is the patch of the input that output position t looks at.
 
 A transposed convolution is the same with input and output changed over: each input position looks at a patch
-of the output. Patches are gathered a few examples at a time: all of a chunk's would take kernel-size times the
-memory of its input.
+of the output. Patches are gathered a few examples at a time, where they must be: all of a chunk's would take
+kernel-size times the memory of its input.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from dasgrad.scoring.forms import Dense, Form, Outer
+from dasgrad.scoring.forms import Dense, Form, Outer, Windows
 from dasgrad.scoring.rules import examples_first, rule
 
 
@@ -30,12 +30,17 @@ def convolution(module: _ConvNd, input: Tensor, *, grad: Tensor) -> Mapping[str,
     padding: list[int] = list(module._reversed_padding_repeated_twice)
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
 
-    def patches(rows: slice) -> Tensor:
-        padded = functional.pad(input[rows], padding, mode=mode) if any(padding) else input[rows]
-        return gather_patches(padded, module.kernel_size, module.stride, module.dilation, grad.shape[2:])
+    def images(rows: slice) -> Tensor:
+        return functional.pad(input[rows], padding, mode=mode) if any(padding) else input[rows]
 
+    def patches(rows: slice) -> Tensor:
+        return gather_patches(images(rows), module.kernel_size, module.stride, module.dilation, grad.shape[2:])
+
+    windows = None
+    if input.dim() == 4 and module.groups == 1:
+        windows = Windows(images, grad.shape[2:], module.kernel_size, module.stride, module.dilation)
     return {
-        "weight": Outer(lambda rows: grad[rows].flatten(2), patches, module.groups, transposed=True),
+        "weight": Outer(lambda rows: grad[rows].flatten(2), patches, module.groups, transposed=True, windows=windows),
         "bias": summed_over_positions(grad),
     }
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dasgrad.scoring import native
 from dasgrad.scoring.rules import DeclinedError, stand_in
 
 _FEWEST_CHANNELS = 16
@@ -39,12 +40,12 @@ def max_pool2d(
 class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, options: list[Any]) -> Tensor:
-        last = x.contiguous(memory_format=torch.channels_last)
+        last = native.transposed(x.flatten(2)).unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
         values, places = functional.max_pool2d(last, *options, return_indices=True)
         ctx.save_for_backward(x, places.contiguous())
         *sizes, ceil_mode = options
         ctx.options = [[size, size] if isinstance(size, int) else list(size) for size in sizes], ceil_mode
-        return values.contiguous()
+        return native.transposed(values.permute(0, 2, 3, 1).flatten(1, 2)).view(values.shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
