@@ -31,6 +31,10 @@ void dasgrad_quadratic_sparse64(const int64_t*, const int64_t*, const double*, c
 void dasgrad_frozen_layers32(const void*, int64_t, int64_t, float*, double*, const void*, const float*, double, float*);
 void dasgrad_frozen_layers64(const void*, int64_t, int64_t, double*, double*, const void*, const double*, double,
                              double*);
+void dasgrad_attention32(const void*, int64_t);
+void dasgrad_attention64(const void*, int64_t);
+void dasgrad_transpose32(const uint32_t*, int64_t, int64_t, int64_t, uint32_t*);
+void dasgrad_transpose64(const uint64_t*, int64_t, int64_t, int64_t, uint64_t*);
 int64_t dasgrad_has_sums_of_products();
 void dasgrad_sums_of_products32(const void*);
 void dasgrad_sums_of_products64(const void*);
@@ -175,6 +179,72 @@ int64_t run_products(Sums measure, double tolerance) {
             }
             ++num_cases;
           }
+  return num_cases;
+}
+
+// As in measures.cpp.
+template <typename Real>
+struct Sequences {
+  Real* start;
+  int64_t example, head, position;
+};
+
+template <typename Real>
+struct Attention {
+  Sequences<Real> sequences[7];
+  Real* scratch;
+  int64_t first, last, num_heads, num_queries, num_keys, width, value_width;
+  double scale;
+};
+
+// That nothing is read or written outside; values are compared with torch's elsewhere.
+template <typename Real, typename Attend>
+int64_t run_attention(Attend attend) {
+  int64_t num_cases = 0;
+  if (!dasgrad_has_sums_of_products()) return num_cases;
+  for (int64_t queries : {1, 6, 17})
+    for (int64_t keys : {1, 5, 33})
+      for (int64_t width : {1, 16, 20})
+        for (int64_t value_width : {1, 8, 33}) {
+          const int64_t heads = 2, positions[] = {queries, keys, keys, queries, queries, keys, keys};
+          const int64_t widths[] = {width, width, value_width, value_width, width, width, value_width};
+          std::vector<std::vector<Real>> held;
+          Attention<Real> attention = {};
+          for (int k = 0; k < 7; ++k) {
+            held.push_back(numbers<Real>(2 * heads * positions[k] * widths[k], -1, 1));
+            const int64_t step = positions[k] * widths[k];
+            attention.sequences[k] = {held.back().data(), heads * step, step, widths[k]};
+          }
+          const int64_t most = queries > keys ? queries : keys, a = keys + 64, b = width + 64, c = value_width + 64;
+          std::vector<Real> scratch(queries * (2 * a + b) + 2 * (most + b + c) * (a + b + c));
+          attention.scratch = scratch.data();
+          attention.last = 2 * heads;
+          attention.num_heads = heads;
+          attention.num_queries = queries;
+          attention.num_keys = keys;
+          attention.width = width;
+          attention.value_width = value_width;
+          attention.scale = 0.5;
+          attend(&attention, 1);
+          attend(&attention, 0);
+          for (Real output : held[3]) check(output < 2 && output > -2, 1, 0);
+          ++num_cases;
+        }
+  return num_cases;
+}
+
+template <typename Number, typename Transpose>
+int64_t run_transpose(Transpose transpose) {
+  int64_t num_cases = 0;
+  for (int64_t rows : {1, 8, 19})
+    for (int64_t columns : {1, 16, 9}) {
+      const auto given = numbers<float>(2 * rows * columns, 0, 1000);
+      std::vector<Number> from(given.begin(), given.end()), to(from.size());
+      transpose(from.data(), 2, rows, columns, to.data());
+      for (int64_t at = 0; at < rows * columns; ++at)
+        check(double(to[rows * columns + at % columns * rows + at / columns]), double(from[rows * columns + at]), 0);
+      ++num_cases;
+    }
   return num_cases;
 }
 
@@ -326,6 +396,8 @@ int64_t widest = 64;  // bytes of a vector that the source may use
 int main() {
   int64_t num_cases = run_products<float>(dasgrad_sums_of_products32, 2e-4);
   num_cases += run_products<double>(dasgrad_sums_of_products64, 1e-12);
+  num_cases += run_attention<float>(dasgrad_attention32) + run_attention<double>(dasgrad_attention64);
+  num_cases += run_transpose<uint32_t>(dasgrad_transpose32) + run_transpose<uint64_t>(dasgrad_transpose64);
   for (const int64_t bytes : {64, 32, 16}) {  // as on narrower machines
     widest = bytes;
     num_cases += run_all();

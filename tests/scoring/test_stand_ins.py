@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn import functional
 
 import dasgrad
-from dasgrad.scoring import rules
+from dasgrad.scoring import native, rules
 from dasgrad.scoring.rules import DeclinedError
+from dasgrad.scoring.rules.dot_products import attend
 from dasgrad.scoring.rules.pooling import max_pool2d
 from dasgrad.scoring.rules.response_norm import local_response_norm
 from scoring import exact, problems
@@ -70,6 +71,66 @@ def test_what_has_no_faster_way_is_declined(monkeypatch):
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")  # products of rounded numbers
     with pytest.raises(DeclinedError):
         local_response_norm(torch.ones(2, 3, 4), 2)
+
+
+needs_attention = pytest.mark.skipif(
+    not native.attends(torch.zeros(1)), reason="needs the compiled core and its widest vectors"
+)
+
+
+@needs_attention
+@pytest.mark.parametrize("scale", [None, 3.0])
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 5, 7, 3, 9), (1, 1, 1, 1, 1, 1), (2, 2, 17, 33, 20, 8), (2, 4, 64, 64, 16, 16)]
+)
+def test_attention_is_torchs(shape, dtype, num_threads, scale, monkeypatch):
+    monkeypatch.setattr(native, "_worthwhile_threads", lambda entries: num_threads)
+    num_examples, num_heads, num_queries, num_keys, width, value_width = shape
+    sizes = (num_queries, width), (num_keys, width), (num_keys, value_width), (num_queries, value_width)
+    parts = [exact.numbers(num_examples, n, num_heads, k, seed=i).transpose(1, 2) for i, (n, k) in enumerate(sizes)]
+    *inputs, gradient = (part.to(dtype) for part in parts)
+    precise = [part.double().requires_grad_() for part in inputs]
+    inputs = [part.requires_grad_() for part in inputs]
+    expected = functional.scaled_dot_product_attention(*precise, scale=scale)
+    found = attend(*inputs, scale=scale)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    wanted = torch.autograd.grad(expected, precise, gradient.double())
+    for got, want in zip(torch.autograd.grad(found, inputs, gradient), wanted, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=10 * tolerance)
+
+
+@needs_attention
+def test_attention_on_products_that_are_far_apart():
+    query, key, value = (exact.numbers(1, 1, 4, 2, seed=k).float() for k in range(3))
+    query, key = -100 * query, 100 * key
+    expected = functional.scaled_dot_product_attention(query, key, value)
+    torch.testing.assert_close(attend(query, key, value), expected)
+
+
+def test_attention_that_has_no_faster_way_is_declined():
+    plain = torch.ones(2, 2, 4, 8)
+    for parts, options in (
+        ([plain] * 3, {"is_causal": True}),
+        ([plain] * 3, {"attn_mask": torch.ones(4, 4)}),
+        ([plain] * 3, {"dropout_p": 0.1}),
+        ([plain.bfloat16()] * 3, {}),
+        ([plain[0]] * 3, {}),
+        ([plain, plain[:1], plain[:1]], {}),
+        ([plain[:0]] * 3, {}),
+        ([torch.ones(1, 1, 300, 8)] * 3, {}),
+    ):
+        with pytest.raises(DeclinedError):
+            attend(*parts, **options)
+
+
+def test_scores_through_attention_are_exact():
+    def build():
+        return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    exact.check(build, exact.numbers(3, 5, 8), exact.COMBINATIONS[3])
 
 
 def network():

@@ -48,6 +48,23 @@ class _Products(ctypes.Structure):
     )
 
 
+class _Attention(ctypes.Structure):
+    """As in measures.cpp."""
+
+    _SEQUENCES = ("query", "key", "value", "output", "query_gradient", "key_gradient", "value_gradient")
+    _fields_ = (
+        *(
+            (f"{name}_{part}", _POINTER if part == "start" else _INTEGER)
+            for name in _SEQUENCES
+            for part in ("start", "example", "head", "position")
+        ),
+        ("scratch", _POINTER),
+        *((name, _INTEGER) for name in ("first", "last", "heads", "queries", "keys", "width", "value_width")),
+        ("scale", ctypes.c_double),
+    )
+
+
+_ATTENTION = (None, [ctypes.POINTER(_Attention), _INTEGER])
 _PRODUCTS = (None, [ctypes.POINTER(_Products)])
 _LAYERS = (
     None,
@@ -57,6 +74,8 @@ _library = shared_library.load(
     Path(__file__).parent,
     "measures",
     {
+        "dasgrad_attention32": _ATTENTION,
+        "dasgrad_attention64": _ATTENTION,
         "dasgrad_frozen_layers32": _LAYERS,
         "dasgrad_frozen_layers64": _LAYERS,
         "dasgrad_has_sums_of_products": (_INTEGER, []),
@@ -269,6 +288,37 @@ def transposed(matrices_B: Tensor) -> Tensor:
 
     threads.share_out(part, number, _worthwhile_threads(matrices.numel()))
     return result
+
+
+def attends(like: Tensor) -> bool:
+    """Whether `attention` is there for sequences of this device and type."""
+    return _has_sums_of_products and supports(like)
+
+
+def attention(sequences: Sequence[Tensor], scale: float, gradients: Sequence[Tensor] = ()) -> None:
+    """softmax(scale q kᵀ) v of all heads, into the last of ``sequences``: query, key, value, output ``[B, heads, T, ·]``.
+
+    With ``gradients``, of query, key and value, these are filled, and the last sequence is the output's gradient. All
+    have the numbers of a position side by side.
+    """
+    query, key, value, _ = sequences
+    (num_examples, num_heads, num_queries, width), num_keys, value_width = query.shape, key.shape[2], value.shape[3]
+    everything = [*sequences, *gradients]
+    assert all(each.stride(3) == 1 and each.dtype == query.dtype and each.is_cpu for each in everything)
+    places = [(each.data_ptr(), *each.stride()[:3]) for each in everything]
+    places += [(0, 0, 0, 0)] * (7 - len(places))
+    numbers, most = [entry for place in places for entry in place], max(num_queries, num_keys)
+    keys, inner, outer = (size + _BYTES_OF_VECTOR for size in (num_keys, width, value_width))
+    size = num_queries * (2 * keys + inner) + 2 * (most + inner + outer) * (keys + inner + outer)
+    function = getattr(_library, f"dasgrad_attention{_BITS[query.dtype]}")
+
+    def part(first: int, last: int) -> None:
+        scratch = query.new_empty(size)
+        sizes = first, last, num_heads, num_queries, num_keys, width, value_width
+        function(_Attention(*numbers, scratch.data_ptr(), *sizes, scale), bool(gradients))
+
+    number = num_examples * num_heads
+    threads.share_out(part, number, _worthwhile_threads(number * num_queries * num_keys * (width + value_width) // 8))
 
 
 def inverse_metric(curvature: Tensor, scale: float, eps: float, share: float) -> Tensor:

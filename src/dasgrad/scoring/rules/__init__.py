@@ -61,6 +61,9 @@ class Watcher(Protocol):
     ) -> Tensor:
         """The same output, ``[B, ...]``, on record: ``forms(gradient at the output)`` are those of ``params``."""
 
+    def compute(self, function: Any, *args: Any) -> Tensor:
+        """What a torch function returns, by its stand-in where this pass takes them."""
+
 
 Rewrite = Callable[..., Any]
 """``rewrite(watcher, *args, **kwargs)`` with a torch function's arguments -> what the function returns."""
@@ -164,6 +167,7 @@ def flatten_positions(values_B: Tensor) -> Tensor:
 from dasgrad.scoring.rules import (  # noqa: E402 - they register themselves
     attention,
     convolution,
+    dot_products,
     embedding,
     linear,
     normalization,
@@ -178,6 +182,7 @@ __all__ = [
     "Watcher",
     "attention",
     "convolution",
+    "dot_products",
     "embedding",
     "examples_first",
     "find_rewrite",

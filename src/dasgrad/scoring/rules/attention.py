@@ -67,7 +67,7 @@ def multi_head_attention(
         output = attention @ v
         attention = attention.mean(dim=1) if average_attn_weights else attention
     else:
-        output = functional.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal)
+        output = watcher.compute(functional.scaled_dot_product_attention, q, k, v, mask, 0.0, is_causal)
     output = output.transpose(1, 2).flatten(2)
     return _project(watcher, output, out_proj_weight, out_proj_bias).transpose(0, 1), attention
 
