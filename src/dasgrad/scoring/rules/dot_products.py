@@ -56,9 +56,10 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        parts = ctx.saved_tensors
-        results = [_positions_first(part, part.shape[3]) for part in parts]
-        native.attention([*parts, _side_by_side(gradient)], ctx.scale, results)
+        with torch._C.DisableTorchFunction():  # no function of interest to a tape, which follows backward passes, too
+            parts = ctx.saved_tensors
+            results = [_positions_first(part, part.shape[3]) for part in parts]
+            native.attention([*parts, _side_by_side(gradient)], ctx.scale, results)
         return *results, None
 
 
