@@ -6,7 +6,8 @@ taken as a share of uniform draws'. The batch's scores are those of the next rec
 over n, those of the batch not counted. ``ours`` is what a rule leaves, ``peer`` what all scores at every recording do.
 In training ``ours`` is the loss on the training set, ``peer`` that of uniform draws.
 
-Parts: mnist-falling, mnist, rare and imdb are records; training is the loss of mnist-falling.
+Parts: mnist-falling, mnist, rare, imdb and by-heart are records; training is the loss of mnist-falling, and
+training-by-heart that of a network which learns its examples by heart.
 """
 
 import argparse
@@ -17,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 import dasgrad
 from benchmarks.parts.refreshes import (
@@ -25,6 +27,7 @@ from benchmarks.parts.refreshes import (
     EVERY,
     FLOOR,
     FRESH,
+    REMEMBERED,
     RULES,
     TRAINED,
     UNIFORM,
@@ -34,8 +37,10 @@ from benchmarks.parts.refreshes import (
     replay,
 )
 from benchmarks.parts.report import Row
-from benchmarks.wallclock.cases import CASES, thin
-from dasgrad.experiments.problems import Problem
+from benchmarks.wallclock.cases import CASES, Case, thin
+from dasgrad.experiments import cifar10
+from dasgrad.experiments.datasets import Split, load_cifar10
+from dasgrad.experiments.problems import Problem, count_correct, cross_entropy
 from dasgrad.training.ages import AgedScores
 
 NUM_EARLY = 300
@@ -49,24 +54,47 @@ class Setting:
     """What is trained."""
 
     title: str
-    case: str
+    case: Case
     lr: float
     falling: bool = False
     """α/√t."""
+    num_steps: int = 1500
+    """Of a record."""
+    num_training_steps: int = 2000
 
 
+def build_by_heart() -> Problem:
+    """8,000 pictures of CIFAR-10 at half the size, and a network of three layers that can learn them by heart."""
+    data = cifar10.standardise(load_cifar10())
+    parts = [
+        (functional.avg_pool2d(torch.as_tensor(inputs)[:8000], 2).flatten(1), targets[:8000])
+        for inputs, targets in (data.train, data.test)
+    ]
+    return Problem(Split(*parts), make_deep, cross_entropy, count_correct)
+
+
+def make_deep(seed: int) -> nn.Module:
+    """768-128-64-10."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = nn.Linear(768, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)
+        return nn.Sequential(*layers)
+
+
+BY_HEART = Case("8,000 pictures, MLP", build_by_heart, 9000, (1e-3,), ())
 SETTINGS = {
-    "mnist-falling": Setting("MNIST, logistic, α/√t", "mnist", 0.1, falling=True),
-    "mnist": Setting("MNIST, logistic, constant α", "mnist", 1e-3),
-    "rare": Setting("rare events, MLP", "rare", 3e-3),
-    "imdb": Setting("IMDB, logistic", "imdb", 1e-2),
+    "mnist-falling": Setting("MNIST, logistic, α/√t", CASES["mnist"], 0.1, falling=True),
+    "mnist": Setting("MNIST, logistic, constant α", CASES["mnist"], 1e-3),
+    "rare": Setting("rare events, MLP", CASES["rare"], 3e-3),
+    "imdb": Setting("IMDB, logistic", CASES["imdb"], 1e-2),
+    "by-heart": Setting(BY_HEART.title, BY_HEART, 1e-3, num_steps=9000, num_training_steps=9000),
 }
-TRAINING = "training"
+TRAINING = {"training": ("mnist-falling", TRAINED), "training-by-heart": ("by-heart", REMEMBERED)}
 
 
 def make_loader(setting: Setting, problem: Problem, seed: int, num_steps: int) -> dasgrad.AdaptiveLoader:
     """Draws are uniform until it is given scores."""
-    case, model = CASES[setting.case], problem.make_model(seed)
+    case, model = setting.case, problem.make_model(seed)
     optimizer = dasgrad.DASGrad(model.parameters(), lr=setting.lr, weight_decay=case.weight_decay)
     scorer = dasgrad.ExampleScorer(model, problem.loss_fn, optimizer, **case.scorer)
     return dasgrad.AdaptiveLoader(
@@ -119,7 +147,11 @@ def train_by(rule: Rule, setting: Setting, problem: Problem, seed: int, num_step
         indices = choice.choose(time, sampler.scores)
         if masses is None or rule.rescored == "all":
             loader.refresh()
-            masses = rule.masses(sampler.scores, EVERY * time)
+            if masses is None:
+                masses = rule.masses(sampler.scores, EVERY * time)
+            else:
+                masses.learn(EVERY * time, indices, sampler.scores)
+            sampler.refresh(masses.present(EVERY * time))
         elif rule.masses is AgedScores:
             loader.refresh(indices)
         else:
@@ -137,31 +169,33 @@ def train_by(rule: Rule, setting: Setting, problem: Problem, seed: int, num_step
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark alone."""
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=1500, help="of a record")
-    parser.add_argument("--training-steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, help="of a record; by default 1500, 9000 for by-heart")
+    parser.add_argument("--training-steps", type=int, help="by default 2000, 9000 for by-heart")
     parser.add_argument("--quick", action="store_true", help="few steps, seeds and examples: a check that all works")
 
 
 def run(*parts: str, options: argparse.Namespace) -> list[Row]:
     """Rows of the parts named, by default all."""
-    unknown = [part for part in parts if part not in (*SETTINGS, TRAINING)]
+    unknown = [part for part in parts if part not in (*SETTINGS, *TRAINING)]
     if unknown:
-        raise SystemExit(f"parts must be among {', '.join((*SETTINGS, TRAINING))}, got {', '.join(unknown)}.")
-    num_seeds, num_steps, num_training_steps = options.seeds, options.steps, options.training_steps
-    if options.quick:
-        num_seeds, num_steps, num_training_steps = QUICK_SEEDS, QUICK_STEPS, QUICK_STEPS
+        raise SystemExit(f"parts must be among {', '.join((*SETTINGS, *TRAINING))}, got {', '.join(unknown)}.")
+    num_seeds = QUICK_SEEDS if options.quick else options.seeds
     if num_seeds < 2:
         raise SystemExit(f"--seeds must be at least 2, of which an error can be made, got {num_seeds}.")
-    if min(num_steps, num_training_steps) <= 2 * EVERY:
-        raise SystemExit(f"--steps and --training-steps must be above {2 * EVERY}.")
+    for number in (options.steps, options.training_steps):
+        if number is not None and number <= 2 * EVERY:
+            raise SystemExit(f"--steps and --training-steps must be above {2 * EVERY}, got {number}.")
     rows = []
-    for part in parts or (*SETTINGS, TRAINING):
-        chosen = SETTINGS["mnist-falling" if part == TRAINING else part]
-        problem = CASES[chosen.case].build()
+    for part in parts or (*SETTINGS, *TRAINING):
+        name, rules = TRAINING.get(part, (part, RULES))
+        chosen = SETTINGS[name]
+        problem = chosen.case.build()
+        num_steps, num_training_steps = options.steps or chosen.num_steps, options.training_steps
         if options.quick:
             problem = thin(problem, QUICK_SHARE)
-        if part == TRAINING:
-            rows += measure_training(chosen, problem, num_seeds, num_training_steps)
+            num_steps = num_training_steps = QUICK_STEPS
+        if part in TRAINING:
+            rows += measure_training(chosen, problem, rules, num_seeds, num_training_steps or chosen.num_training_steps)
         else:
             rows += measure_record(chosen, problem, num_seeds, num_steps)
     return rows
@@ -197,11 +231,13 @@ def measure_record(setting: Setting, problem: Problem, num_seeds: int, num_steps
     return rows
 
 
-def measure_training(setting: Setting, problem: Problem, num_seeds: int, num_steps: int) -> list[Row]:
+def measure_training(
+    setting: Setting, problem: Problem, rules: Sequence[Rule], num_seeds: int, num_steps: int
+) -> list[Row]:
     """A row a rule."""
-    losses: dict[Rule, list[float]] = {rule: [] for rule in TRAINED}
+    losses: dict[Rule, list[float]] = {rule: [] for rule in rules}
     costs = {}
-    for seed, rule in itertools.product(range(num_seeds), TRAINED):
+    for seed, rule in itertools.product(range(num_seeds), rules):
         print(f"{setting.title}, training, seed {seed + 1} of {num_seeds}: {rule.name}", file=sys.stderr)
         loss, costs[rule] = train_by(rule, setting, problem, seed, num_steps)
         losses[rule].append(loss)
@@ -213,7 +249,7 @@ def measure_training(setting: Setting, problem: Problem, num_seeds: int, num_ste
             "problem": setting.title,
             "rule": rule.name,
         }
-        for rule in TRAINED
+        for rule in rules
     ]
 
 
@@ -242,10 +278,11 @@ def make_table(rows: Sequence[Row]) -> list[str]:
             mine = [row for row in records if row["rule"] == rule]
             cells = [" / ".join(f"{row['ours']:.3f}" for row in mine if row["problem"] == name) for name in problems]
             lines.append(f"| {rule} | {mine[0]['cost']:.3g} | " + " | ".join(cells) + " |")
-    if trained:
+    for name in dict.fromkeys(row["problem"] for row in trained):
+        mine = [row for row in trained if row["problem"] == name]
         lines += [""] if lines else []
-        lines += [f"{trained[0]['problem']}, in training, mean of {trained[0]['num_seeds']} seeds.\n"]
+        lines += [f"{name}, in training, mean of {mine[0]['num_seeds']} seeds.\n"]
         lines += ["| rule | cost | loss | standard error |", "|---|---|---|---|"]
-        for row in trained:
+        for row in mine:
             lines.append(f"| {row['rule']} | {row['cost']:.3g} | {row['ours']:.4f} | {row['standard_error']:.4f} |")
     return lines

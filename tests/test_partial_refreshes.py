@@ -53,6 +53,18 @@ def test_turns(name, times):
     assert [time for time in range(1, 41) if choice.is_due(time)] == times
 
 
+def test_where_scores_come_and_go_remembered_ones_leave_less():
+    """Half of what scores differ by lasts; of the rest a fresh score says nothing about the next turn."""
+    generator = torch.Generator().manual_seed(0)
+    own, moment = torch.randn(600, generator=generator), torch.randn(160, 600, generator=generator)
+    record = (own + moment).exp()
+    left, remembered = (
+        float(replay(record, BY_NAME[f"all, every 120 steps{kind}"], seed=0)[0][100:].mean())
+        for kind in ("", ", remembered")
+    )
+    assert remembered < 0.9 * left
+
+
 def test_slices_reach_every_example():
     choice, masses = Choice(BY_NAME["slices as they are"], 600, seed=0), torch.ones(600)
     assert len(choice.choose(1, masses)) == 600

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dasgrad.training.ages import AgedScores
 from dasgrad.training.forecast import second_moment_left, weights_of
+from dasgrad.training.memory import ScoreMemory
 
 FLOOR, BATCH_SIZE = 0.2, 32
 EVERY = 10
@@ -45,6 +46,18 @@ class OverTheirMean(AsTheyAre):
         super().learn(step, indices, scores / scores.mean())
 
 
+class Remembered(AsTheyAre):
+    """Every example has what all scores so far foretell, where all are rescored at a time."""
+
+    def __init__(self, scores: Tensor, step: int) -> None:
+        self._memory = ScoreMemory()
+        super().__init__(self._memory.learn("", scores, FLOOR), step)
+
+    def learn(self, step: int, indices: Tensor, scores: Tensor, weights: Tensor | None = None) -> None:
+        """Take new scores of all examples."""
+        super().learn(step, indices, self._memory.learn("", scores, FLOOR))
+
+
 @dataclass(frozen=True)
 class Rule:
     """Which examples are rescored when, and what becomes of older scores."""
@@ -68,6 +81,8 @@ RULES = (
     Rule("all, steps ×2", "all", 2),
     Rule("all, steps ×4", "all", 4),
     Rule("all, every 120 steps", "all", every=12),
+    Rule("all, steps ×1.5, remembered", "all", 1.5, masses=Remembered),
+    Rule("all, every 120 steps, remembered", "all", every=12, masses=Remembered),
     Rule("slices as they are", "slices"),
     Rule("slices, each over its mean", "slices", masses=OverTheirMean),
     Rule("slices on one scale", "slices", masses=AgedScores),
@@ -80,8 +95,10 @@ RULES = (
     Rule("shares on one scale, as many as ×4", "shares", 4, masses=AgedScores),
     Rule("shares on one scale, as many as ×4, and the batch", "shares", 4, masses=AgedScores, batch=True),
 )
-TRAINED = (UNIFORM, RULES[1], RULES[3], *RULES[5:8])
-"""Those whose loss is looked at."""
+TRAINED = (UNIFORM, RULES[1], RULES[3], *RULES[7:10])
+"""Those whose loss is looked at,"""
+REMEMBERED = (UNIFORM, RULES[1], RULES[4], *RULES[5:7])
+"""and for a model that learns its examples by heart."""
 
 
 class Choice:
@@ -147,7 +164,7 @@ def replay(record: Tensor, rule: Rule, seed: int) -> tuple[Tensor, float]:
                 choice.times[drawn] = time
         if choice.is_due(time):
             indices = choice.choose(time, present)
-            if masses is None or rule.rescored == "all":
+            if masses is None:
                 masses = rule.masses(scores, step)
             else:
                 masses.learn(step, indices, scores[indices])
