@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from dasgrad.scoring import native
@@ -55,6 +56,7 @@ class _Attention(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         with torch._C.DisableTorchFunction():  # no function of interest to a tape, which follows backward passes, too
             parts = ctx.saved_tensors
