@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from dasgrad.scoring import native
@@ -56,8 +55,9 @@ class _Attention(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # with `create_graph`
+            raise RuntimeError("attention has no second derivative while examples are scored on a CPU.")
         with torch._C.DisableTorchFunction():  # no function of interest to a tape, which follows backward passes, too
             parts = ctx.saved_tensors
             results = [_positions_first(part, part.shape[3]) for part in parts]
