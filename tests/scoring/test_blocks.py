@@ -50,7 +50,6 @@ def large_sizes(model):
 def eight_at_once(monkeypatch):
     """Room for eight examples of `Network`, and what else it holds of them."""
     monkeypatch.setattr(footprint, "BLOCK_BYTES", 8 * HELD + HELD // 2 + 8)
-    monkeypatch.setattr(footprint, "TIMES_PARAMETERS", 0)
     monkeypatch.setattr(footprint, "FEWEST", 4)
 
 
@@ -115,7 +114,6 @@ def test_a_data_set_is_read_in_chunks_and_scored_in_blocks(eight_at_once):
 
 def test_few_examples_are_taken_at_once_whatever_they_hold(monkeypatch):
     monkeypatch.setattr(footprint, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(footprint, "TIMES_PARAMETERS", 0)
     model = problems.seeded(Network)
     scorer_of(model)(*problems.classification(n=footprint.FEWEST))
     assert large_sizes(model) == [footprint.FEWEST]
@@ -245,10 +243,3 @@ def test_passes_leave_nothing_to_the_garbage_collector():
         gc.garbage.clear()
         gc.enable()
     assert left == []
-
-
-def test_blocks_are_larger_for_larger_models_within_bounds():
-    assert footprint.fitting(2**17, 0) == footprint.fitting(2**17, 2**10) == footprint.BLOCK_BYTES // 2**17
-    assert footprint.fitting(2**17, 2**22) == footprint.TIMES_PARAMETERS * 2**22 // 2**17
-    assert footprint.fitting(2**17, 2**30) == footprint.MOST_BYTES // 2**17
-    assert footprint.fitting(2**40, 0) == footprint.FEWEST

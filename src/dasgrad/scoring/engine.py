@@ -95,8 +95,7 @@ class Engine:
             tensors, collector = function.tensors(), Collector(measures, nested.count_examples(few))
             tape = self.tape(function.model, params, tensors, collector)
             tape.shortcut = collector.shortcut
-            num_bytes = footprint.bytes_an_example(tape, function, tensors, few)
-            self._block_sizes[key] = footprint.fitting(num_bytes, sum(param.nbytes for param in params.values()))
+            self._block_sizes[key] = footprint.fitting(footprint.bytes_an_example(tape, function, tensors, few))
         return self._block_sizes[key]
 
     def tape(

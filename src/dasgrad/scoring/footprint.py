@@ -1,11 +1,10 @@
 """How many examples are scored at once on a CPU: as many as hold few enough bytes between the two passes.
 
 Scores of examples are independent, so a chunk need not go through the model as a whole. What its passes hold is the
-activations, which grow with the number of examples. Once these are larger than a cache, more examples at once are no
-faster; but a pass has a cost of its own, and reads all parameters several times, so that very few are slow. So what a
-forward pass holds of each example is measured on a few, and a chunk is cut into blocks that hold `BLOCK_BYTES`, or more
-for a model whose parameters are not small beside that, up to `MOST_BYTES`. This is a matter of shapes alone: the same
-data are always cut in the same way, in a resumed run, too.
+activations, which grow with the number of examples. A pass has a cost of its own, so that very few examples at once
+are slow; and once their activations are larger than a cache, more at once are no faster. So what a forward pass
+holds of each example is measured on a few, and a chunk is cut into blocks that hold at most `BLOCK_BYTES`. This is
+a matter of shapes alone: the same data are always cut in the same way, in a resumed run, too.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,18 +17,16 @@ from dasgrad import nested
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.tape import Tape
 
-BLOCK_BYTES, MOST_BYTES = 2**24, 2**26
-"""What a block may hold: 16 MiB, about a cache, and 64 MiB."""
-TIMES_PARAMETERS = 10
-"""As many times the bytes of the parameters a block may hold, too: reading them is then no great part of a pass."""
+BLOCK_BYTES = 2**26
+"""What a block may hold: 64 MiB. With less the transformer of ``python -m benchmarks scores`` is slower, which wants
+blocks of a hundred; with more the CNN, whose activations leave the cache."""
 FEWEST = 32
 """Examples that are taken at once whatever they hold: with fewer, reading the weights takes longer than using them."""
 
 
-def fitting(bytes_an_example: int, bytes_of_parameters: int) -> int:
+def fitting(bytes_an_example: int) -> int:
     """How many examples make a block."""
-    most = max(BLOCK_BYTES, min(MOST_BYTES, TIMES_PARAMETERS * bytes_of_parameters))
-    return max(FEWEST, most // max(1, bytes_an_example))
+    return max(FEWEST, BLOCK_BYTES // max(1, bytes_an_example))
 
 
 def bytes_an_example(tape: Tape, function: LossFunction, tensors: Mapping[str, Tensor], few: Any) -> int:
