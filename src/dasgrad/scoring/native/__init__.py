@@ -296,7 +296,7 @@ def attends(like: Tensor) -> bool:
 
 
 def attention(sequences: Sequence[Tensor], scale: float, gradients: Sequence[Tensor] = ()) -> None:
-    """softmax(scale q kᵀ) v of all heads, into the last of ``sequences``: query, key, value, output ``[B, heads, T, ·]``.
+    """softmax(scale q kᵀ) v of all heads; ``sequences`` are query, key, value, output, each ``[B, heads, T, ·]``.
 
     With ``gradients``, of query, key and value, these are filled, and the last sequence is the output's gradient. All
     have the numbers of a position side by side.
