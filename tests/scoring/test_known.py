@@ -330,6 +330,17 @@ def test_a_changed_model_is_another_kind(change):
     torch.testing.assert_close(hear(scorer, model), wanted, rtol=1e-9, atol=0)
 
 
+def test_a_layer_whose_parameters_have_their_examples_in_different_places_is_not_known():
+    model = problems.seeded(Changing)
+    scorer = make(model)
+    learn(scorer, model)
+    (plan,) = scorer._ear._plans.values()
+    plan.bearings.clear()
+    plan.dims["model.second.bias"] = 1
+    torch.testing.assert_close(hear(scorer, model), expected(model), rtol=1e-9, atol=0)
+    assert not is_known(scorer)
+
+
 def test_batch_statistics_are_another_kind():
     """In training mode the layer has no rule; it is scored in eval mode, by the slower path."""
     model = problems.seeded(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))).eval()
