@@ -87,9 +87,8 @@ def effective_number(scores: Tensor) -> float:
 
 
 def weights_of(scores: Tensor, floor: float) -> Tensor:
-    """The weights π/p that draws by these scores would have, from examples drawn from π."""
+    """The weights π/p that draws by these scores would have, from examples drawn from π along the last dimension."""
     scores = scores.double()
-    mean = scores.mean()
-    if not mean > 0:
-        return torch.ones_like(scores)
-    return 1.0 / ((1 - floor) * scores / mean + floor)
+    mean = scores.mean(-1, keepdim=True)
+    shares = torch.where(mean > 0, (1 - floor) * scores / mean + floor, 1.0)
+    return shares.clamp_(min=torch.finfo(shares.dtype).tiny).reciprocal_()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dasgrad.training.beliefs import FADING
+from dasgrad.training.forecast import weights_of
 
 RETAINED = (0.0, 0.3, 0.7)
 """Shares of the squares known so far that stay beside fresh ones; the first is to go by fresh scores alone."""
@@ -34,7 +35,7 @@ class ScoreMemory:
             self._name, self._left_K = name, [0.0] * len(RETAINED)
             self._squares_Kn = squares.repeat(len(RETAINED), 1)
         else:
-            left = (squares * _weights(known, floor)).mean(1).tolist()
+            left = (squares * weights_of(known.sqrt(), floor)).mean(1).tolist()
             self._left_K = [FADING * before + now for before, now in zip(self._left_K, left, strict=True)]
             shares_K1 = torch.tensor(RETAINED, dtype=squares.dtype, device=squares.device)[:, None]
             known.mul_(shares_K1).add_((1 - shares_K1) * squares)
@@ -85,10 +86,3 @@ def _relative_squares(scores: Tensor) -> Tensor:
     squares = scores.double().square()
     mean = squares.mean()
     return torch.where(mean > 0, squares / mean, 1.0)
-
-
-def _weights(squares_Kn: Tensor, floor: float) -> Tensor:
-    """π/p of draws by the roots."""
-    roots = squares_Kn.sqrt()
-    shares = (1 - floor) * roots / roots.mean(1, keepdim=True) + floor
-    return shares.clamp_(min=torch.finfo(shares.dtype).tiny).reciprocal_()
