@@ -9,7 +9,7 @@ from dasgrad.training import AutoRefresh
 from dasgrad.training.beliefs import FADING
 from dasgrad.training.forecast import second_moment_left, weights_of
 from dasgrad.training.memory import RETAINED, ScoreMemory
-from training.auto_runs import CHEAP, build, train
+from training.auto_runs import CHEAP, build, losses_of, train
 
 NUM_EXAMPLES, FLOOR = 2000, 0.2
 
@@ -104,10 +104,18 @@ def test_a_state_is_a_copy_and_goes_on():
         assert torch.equal(again.learn("loss", fresh, FLOOR), expected)
 
 
+class SquaredErrors:
+    """A score of one's own that has another address in every copy."""
+
+    def __call__(self, model, data):
+        return losses_of(model(data[0]), data[1]).detach()
+
+
 @pytest.mark.parametrize("overlap", [0, 3])
-def test_auto_draws_by_what_its_memory_foretells(overlap, monkeypatch):
+@pytest.mark.parametrize("score", ["gradient", SquaredErrors()])
+def test_auto_draws_by_what_its_memory_foretells(score, overlap, monkeypatch):
     monkeypatch.setattr(ScoreMemory, "_best", RETAINED.index(0.7))  # or draws would be by fresh scores, which last here
-    model, optimizer, loader = build(AutoRefresh(costs=CHEAP), overlap=overlap)
+    model, optimizer, loader = build(AutoRefresh(costs=CHEAP), score=score, overlap=overlap)
     refreshed = []
     loader.on_refresh(lambda event: refreshed.append(event.scores.double()))
     train(model, optimizer, loader, 120)

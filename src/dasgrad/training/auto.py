@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from dasgrad.scoring import ExampleScorer
+from dasgrad.scoring.names import score_name
 from dasgrad.training import generators
 from dasgrad.training.beliefs import Beliefs, NoiseBelief
 from dasgrad.training.costs import Costs, ScoringCosts
@@ -150,7 +151,7 @@ class AutoRefresh(StepCounter):
         step = self.num_steps + 1
         interval = max(1, int(step * (self._growth - 1)))
         first = self._look_seconds is None
-        if not self._costs.is_known(str(loader.scorer.score)):
+        if not self._costs.is_known(score_name(loader.scorer)):
             tried = self._try_out(loader, loader.scorer, step)
             if first:
                 self._look_seconds = _CALLS * tried.seconds(self._num_audited, self._num_audited)
@@ -176,14 +177,14 @@ class AutoRefresh(StepCounter):
             return False
         assert loader.scorer is not None
         assert self._look_seconds is not None
-        return self.seconds_of(str(loader.scorer.score), loader) < _WHOLE * self._look_seconds
+        return self.seconds_of(score_name(loader.scorer), loader) < _WHOLE * self._look_seconds
 
     def _look_at_all(self, loader: "AdaptiveLoader", step_seconds: float, interval: int) -> None:
         """Score all examples where that should pay, see what they are worth, and keep the scores or forget them."""
         scorer, sampler, step = loader.scorer, loader.sampler, self.num_steps + 1
         assert scorer is not None
         aging, noise = self._beliefs.aging, self._beliefs.noise.at(loader.batch_size)
-        in_steps = self.seconds_of(str(scorer.score), loader) / step_seconds
+        in_steps = self.seconds_of(score_name(scorer), loader) / step_seconds
 
         def draws_by(decision: Decision, now: float) -> Option:
             left = (now + aging.age(now)) / 2
@@ -231,7 +232,7 @@ class AutoRefresh(StepCounter):
         least = min(self._num_audited, num_examples)
         if not self._look_seconds:
             return least
-        each = _GRADIENTS * self.seconds_of(str(loader.scorer.score), loader) / num_examples
+        each = _GRADIENTS * self.seconds_of(score_name(loader.scorer), loader) / num_examples
         spare = max(self._most_auditing, self._allowed() / 4) * seconds - self._look_seconds
         most = min(_LARGEST_AUDIT, _AUDIT_GROWTH * self._num_looked_at, num_examples)
         return max(least, min(most, self._num_looked_at + int(spare / each)))
@@ -245,15 +246,15 @@ class AutoRefresh(StepCounter):
         assert scorer is not None
         indices = self._choose(loader, step, number)
         chunks = indices.split(loader.scoring_chunk_size)
-        if not self._costs.is_known(str(scorer.score)):
+        if not self._costs.is_known(score_name(scorer)):
             self._try_out(loader, scorer, step)  # for `examine`
         scores, seconds = self._costs.scores_of(loader, scorer, chunks)
         if len(chunks[0]) == loader.scoring_chunk_size:
-            self._costs.note(str(scorer.score), seconds * sampler.num_examples / len(indices))
+            self._costs.note(score_name(scorer), seconds * sampler.num_examples / len(indices))
         # Examples without a finite score are the refresh's business, which names them.
         finite = torch.isfinite(scores).to(sampler.device)
         scores, indices = scores.to(sampler.device)[finite], indices[finite]
-        foretold = self._memory.foretell(str(scorer.score), scores, indices)
+        foretold = self._memory.foretell(score_name(scorer), scores, indices)
         second_moment = second_moment_left(scores, weights_of(foretold, sampler.floor))
         if always_noise or second_moment <= self._worth:  # else nothing is to be won, whatever it is
             self._measure_noise(loader, chunks, self._beliefs.noise)
@@ -303,7 +304,7 @@ class AutoRefresh(StepCounter):
         training = _LASTING * interval * step_seconds
 
         def refreshing(scorer: ExampleScorer, fresh: float) -> Option:
-            seconds = self.seconds_of(str(scorer.score), loader)
+            seconds = self.seconds_of(score_name(scorer), loader)
             left = (fresh + self._beliefs.aging.age(fresh)) / 2
             if loader.overlap != 0:  # draws stay what they are until then
                 late = min(1.0, self._steps_beside(loader, seconds, step_seconds) / (_LASTING * interval))
@@ -314,7 +315,7 @@ class AutoRefresh(StepCounter):
         exact = refreshing(scorer, found.fresh)
         options.append(exact)
         # Cheaper scores are tried where one that costs a third and leaves as little noise would change the choice.
-        seconds = self._seconds_lost(loader, self.seconds_of(str(scorer.score), loader))
+        seconds = self._seconds_lost(loader, self.seconds_of(score_name(scorer), loader))
         ideal = exact.factor * (1 + seconds / 3 / training) / (1 + seconds / training)
         if ideal < CLEARLY * min(self._worth, *(option.factor for option in options)) and self._costs.given is None:
             options += self._cheaper(loader, found, exact, refreshing)
@@ -379,7 +380,7 @@ class AutoRefresh(StepCounter):
         if best.decision == "refresh":
             scorer = best.scorer or scorer
             if best.scorer is not None and loader.overlap != 0:
-                seconds = self.seconds_of(str(scorer.score), loader)
+                seconds = self.seconds_of(score_name(scorer), loader)
                 loader.rescore_beside(scorer, self._steps_beside(loader, seconds, step_seconds))
             elif best.scorer is not None:
                 self._rescore(loader, scorer)
@@ -393,8 +394,8 @@ class AutoRefresh(StepCounter):
             step=step,
             decision=best.decision,
             step_seconds=step_seconds,
-            scoring_seconds=self.seconds_of(str(scorer.score), loader),
-            score=str(scorer.score),
+            scoring_seconds=self.seconds_of(score_name(scorer), loader),
+            score=score_name(scorer),
             noise_scale=noise.measured_scale,
             noise_left_fresh=fresh,
             noise_left=best.noise_left,
@@ -407,9 +408,9 @@ class AutoRefresh(StepCounter):
         """Rescore all examples, and return what that takes."""
         started = self._costs.now(scorer)
         loader.rescore(scorer)
-        self._remember(loader, str(scorer.score))
-        self._costs.note(str(scorer.score), self._costs.now(scorer) - started)
-        return self.seconds_of(str(scorer.score), loader)
+        self._remember(loader, score_name(scorer))
+        self._costs.note(score_name(scorer), self._costs.now(scorer) - started)
+        return self.seconds_of(score_name(scorer), loader)
 
     def _remember(self, loader: "AdaptiveLoader", name: str) -> None:
         """Have draws go by what fresh scores, which the sampler just got, and those before foretell."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.isolation import device_of
+from dasgrad.scoring.names import score_name
 from dasgrad.training.overlap import Scored
 from dasgrad.training.stopwatch import Clock
 from dasgrad.training.trials import Trial, try_out
@@ -100,7 +101,7 @@ class ScoringCosts:
 
         growth = _GROWTH_ON_CUDA if device_of(scorer.model).type == "cuda" else _GROWTH
         found = try_out(time_scores, min(loader.scoring_chunk_size, num_examples), step_seconds, growth)
-        self.seconds[str(scorer.score)] = found.seconds(num_examples, loader.scoring_chunk_size)
+        self.seconds[score_name(scorer)] = found.seconds(num_examples, loader.scoring_chunk_size)
         self.trial_seconds += max(0.0, self.now(scorer) - started)
         return found
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from dasgrad.scoring.names import score_name
 from dasgrad.training.auto import AutoRefresh
 from dasgrad.training.diagnosis import Diagnosis
 
@@ -17,7 +18,7 @@ def examine(loader: "AdaptiveLoader") -> Diagnosis:
     looking = AutoRefresh()
     step, step_seconds = loader.num_steps + 1, loader.step_seconds
     found = looking.audit(loader, step, _EXAMINED, always_noise=True)
-    score = str(loader.scorer.score) if loader.scorer is not None else ""
+    score = score_name(loader.scorer) if loader.scorer is not None else ""
     scoring_seconds = looking.seconds_of(score, loader)
     factor, larger = found.noise.steps_factor(found.now), None
     if step_seconds is not None and loader.refresh_interval is not None:

@@ -22,6 +22,7 @@ from dasgrad import nested
 from dasgrad.progress import Progress, show_progress
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.isolation import beside_training, device_of, untouched
+from dasgrad.scoring.names import score_name
 from dasgrad.training import generators
 
 
@@ -287,7 +288,7 @@ class _Job:
         assert self._scores is not None
         if self._stream is not None:
             self._scores.record_stream(torch.cuda.current_stream(self._stream.device))
-        score = str(self._twin.score)
+        score = score_name(self._twin)
         return Scored(self._scores, self._now, self.step, score, self._seconds, self.waited_seconds)
 
     def abandon(self) -> None:
