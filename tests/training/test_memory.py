@@ -123,4 +123,5 @@ def test_auto_draws_by_what_its_memory_foretells(score, overlap, monkeypatch):
     for scores in refreshed:
         expected = memory.learn("gradient", scores, loader.sampler.floor)
     assert len(refreshed) > 3
+    assert loader.counter.state_dict()["memory"]["name"] == (score if score == "gradient" else "function")
     torch.testing.assert_close(loader.sampler.scores, expected, rtol=1e-6, atol=1e-9)
