@@ -33,6 +33,8 @@ void dasgrad_frozen_layers64(const void*, int64_t, int64_t, double*, double*, co
                              double*);
 void dasgrad_attention32(const void*, int64_t);
 void dasgrad_attention64(const void*, int64_t);
+int64_t dasgrad_rows32(const void*);
+int64_t dasgrad_rows64(const void*);
 void dasgrad_transpose32(const uint32_t*, int64_t, int64_t, int64_t, uint32_t*);
 void dasgrad_transpose64(const uint64_t*, int64_t, int64_t, int64_t, uint64_t*);
 int64_t dasgrad_has_sums_of_products();
@@ -377,6 +379,66 @@ int64_t run_sparse(Own own, Quadratic quadratic, double tolerance) {
   return num_cases;
 }
 
+// As in measures.cpp.
+template <typename Real>
+struct Rows {
+  const int64_t *owners, *indices;
+  const Real *values, *quadratic, *cross;
+  int64_t* order;
+  Real* sums;
+  double* totals;
+  int64_t num_entries, num_rows, width, first, last;
+};
+
+// Examples have as many entries as their number, the first none; those after the cut are another call's.
+template <typename Real>
+int64_t run_rows(int64_t (*measure)(const void*), double tolerance) {
+  int64_t num_cases = 0;
+  for (const int64_t examples : {0, 1, 2, 9})
+    for (const int64_t rows : {1, 5})
+      for (const int64_t width : {1, 16, 37})
+        for (int options = 0; options < 3; ++options) {
+          std::vector<int64_t> owners, indices;
+          for (int64_t i = 0; i < examples; ++i)
+            for (int64_t e = 0; e < i; ++e) {
+              owners.push_back(i);
+              indices.push_back(std::rand() % rows);
+            }
+          const int64_t entries = int64_t(owners.size());
+          const auto values = numbers<Real>(entries * width, -1, 1), q = numbers<Real>(rows * width, 0, 1),
+                     c = numbers<Real>(rows * width, -1, 1);
+          std::vector<int64_t> order(entries);
+          std::vector<Real> sums(examples * width);
+          std::vector<double> totals(examples);
+          for (const int64_t cut : {int64_t(0), examples / 2}) {
+            const Rows<Real> call = {owners.data(), indices.data(), values.data(), options ? q.data() : nullptr,
+                                     options == 2 ? c.data() : nullptr, order.data(), sums.data(), totals.data(),
+                                     entries, rows, width, cut, cut ? examples : examples / 2};
+            if (!measure(&call)) std::exit(1);
+          }
+          for (int64_t i = 0; i < examples; ++i) {
+            std::vector<double> gradient(rows * width);
+            for (int64_t e = 0; e < entries; ++e)
+              for (int64_t k = 0; owners[e] == i && k < width; ++k)
+                gradient[indices[e] * width + k] += values[e * width + k];
+            double expected = 0;
+            for (int64_t at = 0; at < rows * width; ++at) {
+              const double g = gradient[at];
+              expected += (options ? q[at] : Real(1)) * g * g + (options == 2 ? c[at] * g : 0);
+            }
+            if (examples > 1) check(totals[i], expected, tolerance);
+          }
+          if (entries) {
+            indices[entries - 1] = rows;
+            const Rows<Real> outside = {owners.data(), indices.data(), values.data(), nullptr, nullptr, order.data(),
+                                        sums.data(), totals.data(), entries, rows, width, 0, examples};
+            if (measure(&outside)) std::exit(1);
+          }
+          ++num_cases;
+        }
+  return num_cases;
+}
+
 }  // namespace
 
 static int64_t run_all() {
@@ -398,6 +460,7 @@ int main() {
   num_cases += run_products<double>(dasgrad_sums_of_products64, 1e-12);
   num_cases += run_attention<float>(dasgrad_attention32) + run_attention<double>(dasgrad_attention64);
   num_cases += run_transpose<uint32_t>(dasgrad_transpose32) + run_transpose<uint64_t>(dasgrad_transpose64);
+  num_cases += run_rows<float>(dasgrad_rows32, 2e-4) + run_rows<double>(dasgrad_rows64, 1e-12);
   for (const int64_t bytes : {64, 32, 16}) {  // as on narrower machines
     widest = bytes;
     num_cases += run_all();

@@ -537,7 +537,7 @@ def test_a_gradient_changed_at_a_layers_output_is_heard_as_its_parameters_get_it
 @pytest.mark.parametrize("bias", [True, False])
 def test_small_layers_are_measured_the_same_with_and_without_the_core(compiled, dtype, bias, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(native, "_library", None)
+        monkeypatch.setattr(native, "library", None)
     model = problems.seeded(lambda: nn.Sequential(nn.Linear(3, 40, bias=bias), nn.ReLU(), nn.Linear(40, 2))).to(dtype)
     model[2].bias.requires_grad_(False)
     # So slow that no probability comes near 1, where 1 − p has few digits in float32, whoever computes it.

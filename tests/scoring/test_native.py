@@ -126,6 +126,32 @@ def test_frozen_layers_are_measured_at_once(shape, num_threads, dtype, with_bias
         torch.testing.assert_close(lengths.double(), roots, rtol=tolerance, atol=0)
 
 
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("terms", [0, 1, 2])
+def test_rows_named_more_than_once_are_added(num_threads, dtype, terms, monkeypatch):
+    monkeypatch.setattr(native, "_worthwhile_threads", lambda entries: num_threads)
+    generator = torch.Generator().manual_seed(0)
+    num_examples, num_rows, width = 7, 4, 19
+    owners = torch.tensor([0] * 3 + [2] * 9 + [3] + [6] * 5)  # some have none
+    indices = torch.randint(num_rows, owners.shape, generator=generator)
+    values, quadratic, cross = (
+        torch.randn(size, width, generator=generator, dtype=torch.float64) for size in (len(owners), num_rows, num_rows)
+    )
+    gradients = torch.zeros(num_examples, num_rows, width, dtype=torch.float64)
+    gradients.index_put_((owners, indices), values, accumulate=True)
+    wanted = gradients.square() * (quadratic if terms else 1.0) + (cross * gradients if terms == 2 else 0.0)
+    polynomial = (quadratic.to(dtype) if terms else None, cross.to(dtype) if terms == 2 else None)
+    found = native.polynomial_rows(owners, indices, values.to(dtype), *polynomial, num_rows, num_examples)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(found, wanted.sum((1, 2)), rtol=tolerance, atol=tolerance)
+    for outside in (-1, num_rows):
+        indices[5] = outside
+        with pytest.raises(IndexError, match="4 rows"):
+            native.polynomial_rows(owners, indices, values.to(dtype), *polynomial, num_rows, num_examples)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("shape", [(5, 3, 7, 112), (3, 4, 12, 64), (2, 1, 1, 16), (4, 0, 5, 32), (0, 2, 3, 16)])

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 from dasgrad import nested
 from dasgrad.scoring import footprint, probe
 from dasgrad.scoring.collector import Collector, add_bases
 from dasgrad.scoring.fallback import PerExampleGradients, flatten_examples, rows_within_budget
+from dasgrad.scoring.layout import Layout
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.measures import Measure, gradient_measure
 from dasgrad.scoring.tape import Tape
@@ -44,13 +45,13 @@ class Engine:
     def squares(
         self,
         function: LossFunction,
-        params: Mapping[str, Tensor],
+        layout: Layout,
         measures: Mapping[str, Measure],
         data: Any,
         *,
         timed: bool = False,
     ) -> tuple[Tensor, Collector]:
-        """``[B]`` float64: Σ over ``params`` of what their measures say of each example's gradient; and the details.
+        """``[B]`` float64: what all measures say of each example's gradient, summed; and the details.
 
         Raises:
             ValueError: when the loss is not one value an example, or examples interact.
@@ -61,74 +62,70 @@ class Engine:
         total = add_bases(measures, torch.zeros(num_examples, dtype=torch.float64, device=device))
         if num_examples == 0:
             return total, collector
-        self.look(function, params, data)
-        if any(name not in self.irregular for name in params):
-            self._add_by_rules(function, params, collector, data, total)
+        self.look(function, layout, data)
+        if any(name not in self.irregular for name in layout.params):
+            self._add_by_rules(function, layout, collector, data, total)
         self.add_by_fallback(function, measures, data, total)
         if any(measure.base() is not None for measure in measures.values()):
             total.clamp_(min=0.0)  # rounding, where a quadratic with momentum all but vanishes
         return total, collector
 
-    def knows(self, params: Mapping[str, Tensor], data: Any) -> bool:
+    def knows(self, layout: Layout, data: Any) -> bool:
         """Whether examples of this kind were looked at."""
-        return probe.kind_of(data, params) in self._probed
+        return probe.kind_of(data, layout.params) in self._probed
 
-    def look(self, function: LossFunction, params: Mapping[str, Tensor], data: Any) -> None:
+    def look(self, function: LossFunction, layout: Layout, data: Any) -> None:
         """Look at a few examples of each kind of data before rules are trusted."""
-        if self.knows(params, data):
+        if self.knows(layout, data):
             return
-        self._learn(function, params, probe.few_of(data))
-        self._probed.add(probe.kind_of(data, params))
+        self._learn(function, layout, probe.few_of(data))
+        self._probed.add(probe.kind_of(data, layout.params))
 
-    def block_size(
-        self, function: LossFunction, params: Mapping[str, Tensor], measures: Mapping[str, Measure], data: Any
-    ) -> int:
+    def block_size(self, function: LossFunction, layout: Layout, measures: Mapping[str, Measure], data: Any) -> int:
         """How many of these examples are scored at once, by what a pass holds of each; all of them on a GPU."""
         num_examples = nested.count_examples(data)
         leaves = nested.leaves(data)
         if num_examples <= footprint.FEWEST or not all(leaf.device.type == "cpu" for leaf in leaves):
             return num_examples
-        key = (probe.kind_of(data, params), tuple([tuple(leaf.shape[1:]) for leaf in leaves]))
+        key = (probe.kind_of(data, layout.params), tuple([tuple(leaf.shape[1:]) for leaf in leaves]))
         if key not in self._block_sizes:
             few = nested.map_leaves(function.cast, probe.few_of(data))
-            self.look(function, params, few)
+            self.look(function, layout, few)
             tensors, collector = function.tensors(), Collector(measures, nested.count_examples(few))
-            tape = self.tape(function.model, params, tensors, collector)
+            tape = self.tape(layout, tensors, collector)
             tape.shortcut = collector.shortcut
             self._block_sizes[key] = footprint.fitting(footprint.bytes_an_example(tape, function, tensors, few))
         return self._block_sizes[key]
 
-    def tape(
-        self, model: nn.Module, params: Mapping[str, Tensor], tensors: Mapping[str, Tensor], collector: Collector
-    ) -> Tape:
+    def tape(self, layout: Layout, tensors: Mapping[str, Tensor], collector: Collector) -> Tape:
         """A tape that knows what was learnt so far, and brings what it finds to the collector."""
-        tape = Tape(model, params, tensors, collector, self.dims, self._anchor_all)
+        tape = Tape(layout, tensors, collector, self.dims, self._anchor_all)
         tape.irregular.update(self.irregular)
         collector.attach(tape)
         return tape
 
     def _add_by_rules(
-        self, function: LossFunction, params: Mapping[str, Tensor], collector: Collector, data: Any, total: Tensor
+        self, function: LossFunction, layout: Layout, collector: Collector, data: Any, total: Tensor
     ) -> None:
-        for share in self._shares_by_rules(function, params, collector, data).values():
+        for share in self._shares_by_rules(function, layout, collector, data).values():
             total += share
 
     def _shares_by_rules(
-        self, function: LossFunction, params: Mapping[str, Tensor], collector: Collector, data: Any
+        self, function: LossFunction, layout: Layout, collector: Collector, data: Any
     ) -> dict[str, Tensor]:
         """By parameter, what rules and measures say of each example's gradient; zero where there is none."""
-        tape = self._follow(function, params, collector, data)
+        tape = self._follow(function, layout, collector, data)
         if tape.lost and not self._anchor_all:
             self._anchor_all = True
-            tape = self._follow(function, params, collector, data)
+            tape = self._follow(function, layout, collector, data)
         shares = collector.finish()
         self.irregular.update(tape.irregular)
         return shares
 
-    def _follow(self, function: LossFunction, params: Mapping[str, Tensor], collector: Collector, data: Any) -> Tape:
+    def _follow(self, function: LossFunction, layout: Layout, collector: Collector, data: Any) -> Tape:
         """One pass under a tape, with the collector at its end."""
         tensors = function.tensors()
-        tape = self.tape(function.model, params, tensors, collector)
+        tape = self.tape(layout, tensors, collector)
         tape.shortcut = collector.shortcut
         try:
             losses = tape.follow(
@@ -137,32 +134,34 @@ class Engine:
                 nested.count_examples(data),
             )
         except CheckpointError:
-            tape.irregular.update(dict.fromkeys(params, "checkpointing did not compute the same again"))
+            tape.irregular.update(dict.fromkeys(layout.params, "checkpointing did not compute the same again"))
         else:
             if tape.reads_values and not probe.agrees_alone(function, data, losses):
-                tape.irregular.update(dict.fromkeys(params, "the forward pass decides by the values of a whole batch"))
+                tape.irregular.update(
+                    dict.fromkeys(layout.params, "the forward pass decides by the values of a whole batch")
+                )
         return tape
 
-    def _learn(self, function: LossFunction, params: Mapping[str, Tensor], few: Any) -> None:
+    def _learn(self, function: LossFunction, layout: Layout, few: Any) -> None:
         """Find out on a few examples what rules may serve."""
-        findings = probe.look(function, params, few)
+        findings = probe.look(function, layout, few)
         self.irregular.update(findings.irregular)
         for name, dim in findings.dims.items():
             if self.dims.setdefault(name, dim) != dim:
                 self.irregular[name] = "its layer has the examples now here, now there"
-        if all(name in self.irregular for name in params):
+        if all(name in self.irregular for name in layout.params):
             return
         try:
             precise = function.precise()
-            self._compare_with_autograd(precise, params, nested.map_leaves(precise.cast, few))
+            self._compare_with_autograd(precise, layout, nested.map_leaves(precise.cast, few))
         except (RuntimeError, TypeError, ValueError):  # not all models can be run in float64
-            self._compare_with_autograd(function, params, few)
+            self._compare_with_autograd(function, layout, few)
 
-    def _compare_with_autograd(self, function: LossFunction, params: Mapping[str, Tensor], few: Any) -> None:
-        plain = {name: gradient_measure(param, Workspace()) for name, param in params.items()}
+    def _compare_with_autograd(self, function: LossFunction, layout: Layout, few: Any) -> None:
+        plain = {name: gradient_measure(param, Workspace()) for name, param in layout.params.items()}
         collector = Collector(plain, nested.count_examples(few))
-        squares = self._shares_by_rules(function, params, collector, few)
-        served = [name for name in params if name not in self.irregular]
+        squares = self._shares_by_rules(function, layout, collector, few)
+        served = [name for name in layout.params if name not in self.irregular]
         self.irregular.update(probe.find_disagreements(function, served, few, squares))
 
     def add_by_fallback(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dasgrad.scoring.engine import Engine
+from dasgrad.scoring.layout import Layout
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.measures import Measure
 
@@ -57,23 +57,23 @@ class Explanation:
 def explain(
     engine: Engine,
     function: LossFunction,
-    params: Mapping[str, Tensor],
+    layout: Layout,
     measures: Mapping[str, Measure],
     data: Any,
 ) -> Explanation:
     """Score a batch once to learn what falls back, and once more with a clock."""
-    squares, _ = engine.squares(function, params, measures, data)
+    squares, _ = engine.squares(function, layout, measures, data)
     started = _now()
-    _, collector = engine.squares(function, params, measures, data, timed=True)
+    _, collector = engine.squares(function, layout, measures, data, timed=True)
     seconds = max(_now() - started, 1e-12)
-    fallback = [name for name in params if name in engine.irregular]
+    fallback = [name for name in layout.params if name in engine.irregular]
     fallback_seconds = 0.0
     if fallback:
         started = _now()
         engine.add_by_fallback(function, measures, data, squares)
         fallback_seconds = _now() - started
     served = []
-    for name, param in params.items():
+    for name, param in layout.params.items():
         if name in engine.irregular:
             share = fallback_seconds / seconds if name == fallback[0] else 0.0
             served.append(

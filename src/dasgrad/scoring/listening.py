@@ -6,11 +6,12 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dasgrad.scoring.collector import Collector
 from dasgrad.scoring.engine import Engine
 from dasgrad.scoring.known import KnownPass, Plan
+from dasgrad.scoring.layout import Layout
 from dasgrad.scoring.measures import Measure
 
 _MOST_PLANS = 16
@@ -119,14 +120,14 @@ class Ear:
         self,
         key: object,
         plan: Plan,
-        model: nn.Module,
+        layout: Layout,
         measures: Mapping[str, Measure],
         weights: Tensor,
         scale: float,
     ) -> Iterator[Collector]:
         """Follow a pass by a tape, and find out whether the next ones of its kind can do without."""
         collector = Collector(measures, len(weights), weights, scale)
-        tape = self._engine.tape(model, plan.params, plan.params, collector)
+        tape = self._engine.tape(layout, plan.params, collector)
         plan.layers.extend(tape.layers)
         plan.dims.update(self._engine.dims)
         found = self.hear_known(plan, measures, weights, scale) if key not in self._plans else None

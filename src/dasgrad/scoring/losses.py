@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,7 +41,10 @@ class LossesOfPairs:
 
 
 class LossFunction(nn.Module):
-    """`losses` with parameters and buffers as arguments; the model's own tensors are never written to."""
+    """`losses` with parameters and buffers as arguments; the model's own tensors are never written to.
+
+    For a model as it is now: another one is made when it has changed.
+    """
 
     def __init__(self, model: nn.Module, losses: Losses, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -75,14 +79,18 @@ class LossFunction(nn.Module):
         return tensor.to(self.dtype) if self.dtype is not None and tensor.is_floating_point() else tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        """Detached parameters and copies of the buffers, by the names `call` takes."""
-        held = {name: self.cast(param.detach()) for name, param in self.named_parameters()}
-        for path, module in self.named_modules():
-            if getattr(module, "max_norm", None) is not None and f"{path}.weight" in held:
-                held[f"{path}.weight"] = held[f"{path}.weight"].clone()  # looking up rows shortens them in place
-        for name, buffer in self.named_buffers():
-            held[name] = self.cast(buffer.detach()).clone()
-        return held
+        """Detached parameters, those of the first call, and copies of the buffers, by the names `call` takes."""
+        params, shortened, buffers = self._held
+        copies = {name: params[name].clone() for name in shortened}
+        return {**params, **copies, **{name: self.cast(buffer.detach()).clone() for name, buffer in buffers}}
+
+    @cached_property
+    def _held(self) -> tuple[dict[str, Tensor], list[str], list[tuple[str, Tensor]]]:
+        """Parameters; which of them a forward pass writes to, since looking up rows shortens them; buffers."""
+        params = {name: self.cast(param.detach()) for name, param in self.named_parameters()}
+        limited = [path for path, module in self.named_modules() if getattr(module, "max_norm", None) is not None]
+        shortened = [f"{path}.weight" for path in limited if f"{path}.weight" in params]
+        return params, shortened, list(self.named_buffers())
 
     def call(self, tensors: Mapping[str, Tensor], data: Any, then: Callable[[Tensor], None] | None = None) -> Tensor:
         """The losses under the given parameters and buffers; these are in place while ``then(losses)`` runs."""

@@ -20,6 +20,7 @@ from dasgrad import nested
 from dasgrad.scoring.calls import Call
 from dasgrad.scoring.fallback import gradients_of_one
 from dasgrad.scoring.isolation import ignoring
+from dasgrad.scoring.layout import Layout
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.tape import CARRIED, Tape
 
@@ -53,7 +54,7 @@ def few_of(data: Any) -> Any:
     return nested.take(data, slice(0, NUM_PROBED) if found >= NUM_PROBED else [k % found for k in range(NUM_PROBED)])
 
 
-def look(function: LossFunction, params: Mapping[str, Tensor], few: Any) -> Findings:
+def look(function: LossFunction, layout: Layout, few: Any) -> Findings:
     """Where the examples are in the output of each layer, and which parameters' layers have none.
 
     Raises:
@@ -62,7 +63,7 @@ def look(function: LossFunction, params: Mapping[str, Tensor], few: Any) -> Find
     tensors = function.tensors()
     reached: list[tuple[Call, Tensor]] = []
     possible: dict[int, set[int]] = {}
-    tape = Tape(function.model, params, tensors, lambda *arrival: reached.append(arrival), anchor_all=True)
+    tape = Tape(layout, tensors, lambda *arrival: reached.append(arrival), anchor_all=True)
 
     def backward(losses: Tensor) -> None:
         for i in range(NUM_PROBED):

@@ -20,6 +20,7 @@ from dasgrad.scoring.engine import Engine
 from dasgrad.scoring.explanation import Explanation, explain
 from dasgrad.scoring.isolation import device_of, training_batch_norms, untouched, unwrap
 from dasgrad.scoring.known import KnownPass, Plan, structure_of
+from dasgrad.scoring.layout import find_layout
 from dasgrad.scoring.listening import Ear, Heard, Listening, Weighted
 from dasgrad.scoring.losses import Losses, LossesOfPairs, LossFunction
 from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
@@ -234,12 +235,13 @@ class ExampleScorer:
         measures, weights = self._measures(params), batch.weights
         function = LossFunction(self.model, self._losses, self._dtype)
         data = nested.map_leaves(function.cast, batch.data)
-        if not self._engine.knows(params, data):
+        layout = find_layout(self.model, params)
+        if not self._engine.knows(layout, data):
             with untouched(self._announced_model()):
-                self._engine.look(function, params, data)
+                self._engine.look(function, layout, data)
         plan, scale = Plan(params, holds), scale / max(1, len(weights))
         heard = Heard()
-        with self._ear.hear_new(key, plan, self.model, measures, weights, scale) as collector:
+        with self._ear.hear_new(key, plan, layout, measures, weights, scale) as collector:
             yield heard
         total = add_bases(measures, collector.total())
         if self._engine.irregular:
@@ -261,7 +263,7 @@ class ExampleScorer:
         function = LossFunction(self.model, self._losses, self._dtype)
         with untouched(self._announced_model()):
             data = nested.map_leaves(function.cast, data)
-            return explain(self._engine, function, params, self._measures(params), data)
+            return explain(self._engine, function, find_layout(self.model, params), self._measures(params), data)
 
     @property
     def losses(self) -> Losses | None:
@@ -304,10 +306,10 @@ class ExampleScorer:
         with untouched(self._announced_model()):
             for start in (0, size):
                 tensors = function.tensors()
-                params = [tensors[name].requires_grad_() for name in self._scored_parameters()]
+                params = {name: tensors[name].detach().requires_grad_() for name in self._scored_parameters()}
                 rows = torch.arange(start, start + size, device=device_of(self.model))
-                losses = function.call(tensors, nested.take_rows(data, rows))
-                grads = torch.autograd.grad(losses.sum(), params, allow_unused=True, materialize_grads=True)
+                losses = function.call({**tensors, **params}, nested.take_rows(data, rows)).sum()
+                grads = torch.autograd.grad(losses, list(params.values()), allow_unused=True, materialize_grads=True)
                 halves.append(torch.cat([grad.flatten() for grad in grads]))
         return halves
 
@@ -391,15 +393,15 @@ class ExampleScorer:
             cheap_scores = cheap.loss_scores if self.score == "loss" else cheap.last_layer_scores
             return lambda data: cheap_scores(function, nested.map_leaves(function.cast, data))
         params = self._scored_parameters()
-        measures = self._measures(params)
+        layout, measures = find_layout(self.model, params), self._measures(params)
 
         def scores(data: Any) -> Tensor:
             data = self._cast(function, data)
-            squares, _ = self._engine.squares(function, params, measures, data)
+            squares, _ = self._engine.squares(function, layout, measures, data)
             return squares.sqrt().to(precise)
 
         precise = self._precise(params)
-        block_size = functools.partial(self._engine.block_size, function, params, measures)
+        block_size = functools.partial(self._engine.block_size, function, layout, measures)
         return WithinMemory(scores, block_size, self._free_memory)
 
     def _cast(self, function: LossFunction, data: Any) -> Any:

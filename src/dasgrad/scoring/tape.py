@@ -19,14 +19,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
-from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from dasgrad.scoring.calls import Anchored, Call, Layer
 from dasgrad.scoring.carriers import Carrier, of_parameter
 from dasgrad.scoring.forms import Form
-from dasgrad.scoring.rules import DeclinedError, Rewrite, find_rewrite, find_rule, find_stand_in, is_rewritten
+from dasgrad.scoring.layout import BARE, Layout
+from dasgrad.scoring.rules import DeclinedError, Rewrite, find_rewrite, find_stand_in
 
 _HOST_READS = {
     Tensor.__bool__,
@@ -57,8 +57,6 @@ _NO_USES = {
 """No gradient flows through these to the parameters they are given."""
 CARRIED = -1
 """Stands for the dimension of the examples, where a layer is called without them."""
-_BY_REWRITE, _BARE = -1, -2
-"""Stand for the layer that owns a parameter, where only rewritten functions may use it, and where none owns it."""
 
 Shortcut = Callable[[str, Tensor, Tensor, Tensor | None], Tensor | None]
 """From a weight's name, input, weight and bias to a linear layer's output, or None for the ordinary way.
@@ -83,8 +81,7 @@ class Tape(TorchFunctionMode):
     """Follows one forward and backward pass of a model.
 
     Args:
-        model: whose layers are followed.
-        params: the scored parameters by name.
+        layout: of the model that is followed, with the scored parameters.
         tensors: what stands in their place during the pass, by the same names.
         consume: called in the backward pass for each call on record, with the gradient at its output.
         dims: by parameter, the dimension of its layer's output that runs over the examples; None where that
@@ -94,20 +91,20 @@ class Tape(TorchFunctionMode):
 
     def __init__(
         self,
-        model: nn.Module,
-        params: Mapping[str, Tensor],
+        layout: Layout,
         tensors: Mapping[str, Tensor],
         consume: Consumer,
         dims: Mapping[str, int] | None = None,
         anchor_all: bool = False,
     ) -> None:
         super().__init__()
-        self.irregular: dict[str, str] = {}
+        self.irregular = dict(layout.irregular)
         self.calls: list[Call] = []
         self.repeated: set[str] = set()  # parameters with several uses
         self.reads_values = False
         self.shortcut: Shortcut | None = None
-        self._names = {id(tensors[name]): name for name in params}
+        self.layers = layout.layers
+        self._names = {id(tensors[name]): name for name in layout.params}
         self._consume = consume
         self._dims = dims
         self._anchor_all = anchor_all
@@ -118,33 +115,11 @@ class Tape(TorchFunctionMode):
         self._skipped: set[str] = set()
         self._forward = True
         self._rewriting = _Rewriting("", [], False, set())
-        self._owners: dict[str, set[int]] = {name: set() for name in params}
+        self._owners = layout.owners
         self._carriers: dict[int, Carrier] = {}
         self._unmet: dict[str, str] = {}
-        self.layers = self._find_layers(model, params, tensors)
-
-    def _find_layers(
-        self, model: nn.Module, params: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
-    ) -> list[Layer]:
-        """Layers with a rule that own scored parameters; one that another module owns is a carrier of itself."""
-        names = {id(param): name for name, param in params.items()}
-        layers = []
-        replaced = bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
-        for module in model.modules():
-            held = {key: names[id(p)] for key, p in module._parameters.items() if p is not None and id(p) in names}
-            rule = None if replaced else find_rule(module)
-            for name in held.values():
-                bare = rule is None and not is_rewritten(module)
-                self._owners[name].add(_BARE if bare else _BY_REWRITE if rule is None else id(module))
-                if bare:
-                    self._carry(of_parameter(name, type(module).__name__, tensors[name]))
-                if list(held.values()).count(name) > 1:
-                    self._note([name], f"{type(module).__name__} has it under two names")
-            if held and rule is not None:
-                layers.append(Layer(module, rule, held))
-        mixed = [name for name, owners in self._owners.items() if _BARE in owners and len(owners) > 1]
-        self._note(mixed, "shared by a module without a rule")
-        return layers
+        for name, kind in layout.bare:
+            self._carry(of_parameter(name, kind, tensors[name]))
 
     # --- following a pass -----------------------------------------------------------------------------
 
@@ -328,11 +303,11 @@ class Tape(TorchFunctionMode):
             return result
         if func in _HOST_READS:
             self.reads_values = True
-        here = id(self._stack[-1].module) if self._stack else _BARE
+        here = id(self._stack[-1].module) if self._stack else BARE
         for name in self._names_in(args, kwargs):
             if name in self.irregular or func in _NO_USES:
                 continue
-            if self._owners[name].isdisjoint({here, _BARE}) and _tensors_in(result):
+            if self._owners[name].isdisjoint({here, BARE}) and _tensors_in(result):
                 what = getattr(func, "__name__", str(func))
                 self.irregular[name] = f"used outside its layer, by {what}"
         return result

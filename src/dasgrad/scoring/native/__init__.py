@@ -4,104 +4,21 @@ Without it the same formulas run in torch operations, in several passes over blo
 """
 
 import ctypes
-import struct
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dasgrad import shared_library
 from dasgrad.scoring.forms import SparseOuter
 from dasgrad.scoring.native import threads
+from dasgrad.scoring.native.library import FROZEN_LAYER, INTEGER, POINTER, Attention, Products, TableRows, library
 from dasgrad.scoring.workspace import Workspace
 
 FEW_OUTPUTS = 32
 """Up to so many outputs `quadratic_outer_products` is faster than a matrix product."""
 _WORTH_A_THREAD = 2**19
 """Entries below which starting a thread costs more than it saves."""
-_INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
-_DENSE = (None, [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
-_OUTER = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
-_QUADRATIC = (None, [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER])
-_SPARSE = [_POINTER] * 4 + [_INTEGER] * 3
-_OWN_SPARSE = (None, [*_SPARSE, _POINTER, _POINTER, _POINTER])
-_QUADRATIC_SPARSE = (None, [*_SPARSE, _POINTER, _POINTER, _POINTER])
-_LINEAR = (None, [_POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER])
-_TRANSPOSE = (None, [_POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER])
-_INVERSE = (None, [_POINTER, _INTEGER, ctypes.c_double, ctypes.c_double, ctypes.c_double, _POINTER])
-
-
-_FROZEN_LAYER = struct.Struct("4P3q6d")
-"""As in measures.cpp; packed, for filling in a structure of ctypes takes as long as the arithmetic of a small layer."""
-
-
-class _Products(ctypes.Structure):
-    """As in measures.cpp."""
-
-    _fields_ = (
-        *((name, _POINTER) for name in ("left", "right", "quadratic", "cross", "totals", "taps")),
-        *((f"num_{what}", _INTEGER) for what in ("taps", "examples", "lines", "positions", "rows", "columns")),
-        *((f"left_{step}", _INTEGER) for step in ("example", "line", "position", "row")),
-        *((f"right_{step}", _INTEGER) for step in ("example", "line", "position")),
-    )
-
-
-class _Attention(ctypes.Structure):
-    """As in measures.cpp."""
-
-    _SEQUENCES = ("query", "key", "value", "output", "query_gradient", "key_gradient", "value_gradient")
-    _fields_ = (
-        *(
-            (f"{name}_{part}", _POINTER if part == "start" else _INTEGER)
-            for name in _SEQUENCES
-            for part in ("start", "example", "head", "position")
-        ),
-        ("scratch", _POINTER),
-        *((name, _INTEGER) for name in ("first", "last", "heads", "queries", "keys", "width", "value_width")),
-        ("scale", ctypes.c_double),
-    )
-
-
-_ATTENTION = (None, [ctypes.POINTER(_Attention), _INTEGER])
-_PRODUCTS = (None, [ctypes.POINTER(_Products)])
-_LAYERS = (
-    None,
-    [ctypes.c_char_p, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER, _POINTER, ctypes.c_double, _POINTER],
-)
-_library = shared_library.load(
-    Path(__file__).parent,
-    "measures",
-    {
-        "dasgrad_attention32": _ATTENTION,
-        "dasgrad_attention64": _ATTENTION,
-        "dasgrad_frozen_layers32": _LAYERS,
-        "dasgrad_frozen_layers64": _LAYERS,
-        "dasgrad_has_sums_of_products": (_INTEGER, []),
-        "dasgrad_inverse_metric32": _INVERSE,
-        "dasgrad_inverse_metric64": _INVERSE,
-        "dasgrad_linear_with_squares16": _LINEAR,
-        "dasgrad_linear_with_squares32": _LINEAR,
-        "dasgrad_linear_with_squares64": _LINEAR,
-        "dasgrad_polynomial32": _DENSE,
-        "dasgrad_polynomial64": _DENSE,
-        "dasgrad_quadratic32": _QUADRATIC,
-        "dasgrad_quadratic64": _QUADRATIC,
-        "dasgrad_sums_of_products32": _PRODUCTS,
-        "dasgrad_sums_of_products64": _PRODUCTS,
-        "dasgrad_transpose32": _TRANSPOSE,
-        "dasgrad_transpose64": _TRANSPOSE,
-        "dasgrad_own_dense32": _DENSE,
-        "dasgrad_own_dense64": _DENSE,
-        "dasgrad_own_outer32": _OUTER,
-        "dasgrad_own_outer64": _OUTER,
-        "dasgrad_own_sparse32": _OWN_SPARSE,
-        "dasgrad_own_sparse64": _OWN_SPARSE,
-        "dasgrad_quadratic_sparse32": _QUADRATIC_SPARSE,
-        "dasgrad_quadratic_sparse64": _QUADRATIC_SPARSE,
-    },
-)
 Arrays = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 Coefficients = tuple[float, float, float, float]
 Rows = Callable[[int], int]
@@ -111,7 +28,7 @@ _BITS = {torch.float32: 32, torch.float64: 64}
 
 def supports(tensor: Tensor) -> bool:
     """Whether the core is there, and for tensors of this device and type."""
-    return _library is not None and tensor.is_cpu and tensor.dtype in _BITS
+    return library is not None and tensor.is_cpu and tensor.dtype in _BITS
 
 
 def own_entries(gradients_B: Tensor, arrays: Arrays, coefficients: Coefficients) -> Tensor:
@@ -119,7 +36,7 @@ def own_entries(gradients_B: Tensor, arrays: Arrays, coefficients: Coefficients)
     gradients, size = gradients_B.contiguous(), arrays[0].numel()
     _check(gradients, arrays)
     assert gradients.shape[1] == size
-    function = getattr(_library, f"dasgrad_own_dense{_BITS[gradients.dtype]}")
+    function = getattr(library, f"dasgrad_own_dense{_BITS[gradients.dtype]}")
     terms = _pointers(arrays), (ctypes.c_double * 4)(*coefficients)
 
     start = _rows(gradients)
@@ -137,7 +54,7 @@ def own_outer_products(left_B: Tensor, right_B: Tensor, arrays: Arrays, coeffici
     _check(left, arrays)
     assert right.dtype == left.dtype
     assert shape[0] * shape[1] == size
-    function = getattr(_library, f"dasgrad_own_outer{_BITS[left.dtype]}")
+    function = getattr(library, f"dasgrad_own_outer{_BITS[left.dtype]}")
     terms = _pointers(arrays), (ctypes.c_double * 4)(*coefficients)
 
     lefts, rights = _rows(left), _rows(right)
@@ -154,7 +71,7 @@ def polynomial_entries(gradients_B: Tensor, quadratic: Tensor | None, cross: Ten
     terms = [None if part is None else part.to(gradients.dtype).contiguous() for part in (quadratic, cross)]
     assert all(part is None or (part.is_cpu and part.numel() == size) for part in terms)
     assert quadratic is not None or cross is None
-    function = getattr(_library, f"dasgrad_polynomial{_BITS[gradients.dtype]}")
+    function = getattr(library, f"dasgrad_polynomial{_BITS[gradients.dtype]}")
     start = _rows(gradients)
     pointers = [None if part is None else part.data_ptr() for part in terms]
 
@@ -164,7 +81,42 @@ def polynomial_entries(gradients_B: Tensor, quadratic: Tensor | None, cross: Ten
     return _in_threads(part, len(gradients), size)
 
 
-_has_sums_of_products = _library is not None and bool(_library.dasgrad_has_sums_of_products())
+def polynomial_rows(
+    owners: Tensor,
+    indices: Tensor,
+    values: Tensor,
+    quadratic: Tensor | None,
+    cross: Tensor | None,
+    num_rows: int,
+    num_examples: int,
+) -> Tensor:
+    """``[N], [N], [N, width] -> [B]`` float64: `polynomial_entries` of gradients that are zero but for some rows.
+
+    Entry e adds ``values[e]`` to row ``indices[e]`` of the gradient of example ``owners[e]``, which ascend; Q and C are
+    ``[num_rows, width]``.
+    """
+    owners, indices, values = owners.contiguous(), indices.contiguous(), values.contiguous()
+    terms = [None if part is None else part.to(values.dtype).contiguous() for part in (quadratic, cross)]
+    num_entries, width = values.shape
+    assert owners.dtype == indices.dtype == torch.int64
+    assert len(owners) == len(indices) == num_entries
+    assert all(part is None or (part.is_cpu and part.numel() == num_rows * width) for part in terms)
+    assert quadratic is not None or cross is None
+    function = getattr(library, f"dasgrad_rows{_BITS[values.dtype]}")
+    scratch = torch.empty_like(indices), values.new_empty(num_examples, width)
+    arrays = [None if part is None else part.data_ptr() for part in (owners, indices, values, *terms, *scratch)]
+    fit: list[int] = []
+
+    def part(first: int, last: int, totals: Rows) -> None:
+        fit.append(function(TableRows(*arrays, totals(0), num_entries, num_rows, width, first, last)))
+
+    totals = _in_threads(part, num_examples, width * num_entries // max(1, num_examples))
+    if not all(fit):
+        raise IndexError(f"a rule names a row outside of a parameter with {num_rows} rows.")
+    return totals
+
+
+_has_sums_of_products = library is not None and bool(library.dasgrad_has_sums_of_products())
 _BYTES_OF_VECTOR = 64
 
 
@@ -213,14 +165,14 @@ def _sums_over_taps(
     assert left.dtype == right.dtype
     assert all(part is None or (part.is_cpu and part.numel() == num_entries) for part in terms)
     assert quadratic is not None or cross is None
-    function = getattr(_library, f"dasgrad_sums_of_products{_BITS[left.dtype]}")
-    starts, places = (_rows(left), _rows(right)), (_INTEGER * len(taps))(*taps)
+    function = getattr(library, f"dasgrad_sums_of_products{_BITS[left.dtype]}")
+    starts, places = (_rows(left), _rows(right)), (INTEGER * len(taps))(*taps)
     pointers = [None if part is None else part.data_ptr() for part in terms]
     steps = *left.stride(), *right.stride()[:3]
 
     def part(first: int, last: int, totals: Rows) -> None:
         arrays = *(start(first) for start in starts), *pointers, totals(first), ctypes.addressof(places)
-        function(_Products(*arrays, len(taps), last - first, *sizes, num_columns, *steps))
+        function(Products(*arrays, len(taps), last - first, *sizes, num_columns, *steps))
 
     return _in_threads(part, num_examples, sizes[0] * sizes[1] * num_entries // 8)
 
@@ -231,7 +183,7 @@ def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor)
     num_rows, num_columns = quadratic.shape
     assert left.dtype == right.dtype == quadratic.dtype
     assert (left.shape[1], right.shape[1]) == (num_rows, num_columns)
-    function = getattr(_library, f"dasgrad_quadratic{_BITS[right.dtype]}")
+    function = getattr(library, f"dasgrad_quadratic{_BITS[right.dtype]}")
 
     lefts, rights, matrix = _rows(left), _rows(right), quadratic.data_ptr()
 
@@ -243,7 +195,7 @@ def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor)
 
 def reads(data: Tensor) -> bool:
     """Whether `linear_with_squares` is there for data of this device and type."""
-    return supports(data) or (_library is not None and data.device.type == "cpu" and data.dtype == torch.bfloat16)
+    return supports(data) or (library is not None and data.device.type == "cpu" and data.dtype == torch.bfloat16)
 
 
 def linear_with_squares(
@@ -262,13 +214,13 @@ def linear_with_squares(
     assert cross is None or cross.shape == weight.shape
     outputs, squares = (x.new_empty(len(x), num_outputs, dtype=dtype) for _ in range(2))
     crosses = None if cross is None else torch.empty_like(squares)
-    function = getattr(_library, f"dasgrad_linear_with_squares{16 if x.dtype == torch.bfloat16 else _BITS[dtype]}")
+    function = getattr(library, f"dasgrad_linear_with_squares{16 if x.dtype == torch.bfloat16 else _BITS[dtype]}")
     terms = _pointers(matrices)
     starts = [_rows(x), *(None if part is None else _rows(part) for part in (outputs, squares, crosses))]
 
     def part(first: int, last: int, totals: Rows) -> None:
         rows, *results = (None if start is None else start(first) for start in starts)
-        function(rows, last - first, num_inputs, num_outputs, terms, (_POINTER * 3)(*results))
+        function(rows, last - first, num_inputs, num_outputs, terms, (POINTER * 3)(*results))
 
     _in_threads(part, len(x), num_inputs * num_outputs // 4)
     return outputs.to(x.dtype), squares, crosses
@@ -277,10 +229,10 @@ def linear_with_squares(
 def transposed(matrices_B: Tensor) -> Tensor:
     """``[b, m, n] -> [b, n, m]`` in memory; for numbers of four bytes in a fraction of the time of torch's own copy."""
     matrices, (number, num_rows, num_columns) = matrices_B.contiguous(), matrices_B.shape
-    if _library is None or not matrices.is_cpu or matrices.element_size() not in (4, 8):
+    if library is None or not matrices.is_cpu or matrices.element_size() not in (4, 8):
         return matrices.transpose(1, 2).contiguous()
     result = matrices.new_empty(number, num_columns, num_rows)
-    function = _library.dasgrad_transpose32 if matrices.element_size() == 4 else _library.dasgrad_transpose64
+    function = library.dasgrad_transpose32 if matrices.element_size() == 4 else library.dasgrad_transpose64
     sources, targets = _rows(matrices), _rows(result)
 
     def part(first: int, last: int) -> None:
@@ -310,12 +262,12 @@ def attention(sequences: Sequence[Tensor], scale: float, gradients: Sequence[Ten
     numbers, most = [entry for place in places for entry in place], max(num_queries, num_keys)
     keys, inner, outer = (size + _BYTES_OF_VECTOR for size in (num_keys, width, value_width))
     size = num_queries * (2 * keys + inner) + 2 * (most + inner + outer) * (keys + inner + outer)
-    function = getattr(_library, f"dasgrad_attention{_BITS[query.dtype]}")
+    function = getattr(library, f"dasgrad_attention{_BITS[query.dtype]}")
 
     def part(first: int, last: int) -> None:
         scratch = query.new_empty(size)
         sizes = first, last, num_heads, num_queries, num_keys, width, value_width
-        function(_Attention(*numbers, scratch.data_ptr(), *sizes, scale), bool(gradients))
+        function(Attention(*numbers, scratch.data_ptr(), *sizes, scale), bool(gradients))
 
     number = num_examples * num_heads
     threads.share_out(part, number, _worthwhile_threads(number * num_queries * num_keys * (width + value_width) // 8))
@@ -325,7 +277,7 @@ def inverse_metric(curvature: Tensor, scale: float, eps: float, share: float) ->
     """share/(scale·√v + eps) for a contiguous v."""
     assert curvature.is_contiguous()
     inverse = torch.empty_like(curvature)
-    function = getattr(_library, f"dasgrad_inverse_metric{_BITS[curvature.dtype]}")
+    function = getattr(library, f"dasgrad_inverse_metric{_BITS[curvature.dtype]}")
     function(curvature.data_ptr(), curvature.numel(), scale, eps, share, inverse.data_ptr())
     return inverse
 
@@ -372,7 +324,7 @@ def pack_layer(left: Tensor, right: Tensor, weight: Curvature, bias: Curvature |
         assert of_bias.shape == (num_rows,)
         assert of_bias.is_contiguous()
     size = num_rows * num_columns
-    packed = _FROZEN_LAYER.pack(
+    packed = FROZEN_LAYER.pack(
         left.data_ptr(), right.data_ptr(), curvature.data_ptr(), 0 if of_bias is None else of_bias.data_ptr(),
         num_rows, num_columns, _worthwhile_threads(num_examples * size * 2), *coefficients, *of_bias_coefficients,
     )  # fmt: skip
@@ -413,8 +365,8 @@ def _measure_layers(
     room = workspace.reserve("frozen layers", start + largest, _DOUBLE)
     totals = room.data_ptr()
     inverse = totals + start * _DOUBLE.itemsize
-    assert _library is not None
-    function = _library.dasgrad_frozen_layers32 if dtype is torch.float32 else _library.dasgrad_frozen_layers64
+    assert library is not None
+    function = library.dasgrad_frozen_layers32 if dtype is torch.float32 else library.dasgrad_frozen_layers64
     function(packed, len(layers), num_examples, inverse, totals, _TORCH_THREADS, weights, scale, lengths)
     return room
 
@@ -422,7 +374,7 @@ def _measure_layers(
 def own_sparse_products(left_B: Tensor, right: SparseOuter, arrays: Arrays, coefficients: Coefficients) -> Tensor:
     """``[b, o], sparse [b, k] -> [b]`` float64, less the shares of zero gradients."""
     _check(left_B, arrays)
-    function = getattr(_library, f"dasgrad_own_sparse{_BITS[left_B.dtype]}")
+    function = getattr(library, f"dasgrad_own_sparse{_BITS[left_B.dtype]}")
     return _of_sparse(function, left_B, right, (_pointers(arrays), (ctypes.c_double * 4)(*coefficients)))
 
 
@@ -431,7 +383,7 @@ def quadratic_sparse_products(
 ) -> Tensor:
     """``[b, o], sparse [b, k] -> [b]`` float64: Σₖ Qₖgₖ² + crossₖgₖ of g = left rightᵀ; None is 1 and 0."""
     terms = [None if part is None else part.to(left_B.dtype).contiguous() for part in (quadratic, cross)]
-    function = getattr(_library, f"dasgrad_quadratic_sparse{_BITS[left_B.dtype]}")
+    function = getattr(library, f"dasgrad_quadratic_sparse{_BITS[left_B.dtype]}")
     return _of_sparse(function, left_B, right, [None if part is None else part.data_ptr() for part in terms])
 
 
@@ -456,7 +408,7 @@ def _check(factor: Tensor, arrays: Arrays) -> None:
 
 
 def _pointers(arrays: Sequence[Tensor | None]) -> Any:
-    return (_POINTER * len(arrays))(*(None if array is None else array.data_ptr() for array in arrays))
+    return (POINTER * len(arrays))(*(None if array is None else array.data_ptr() for array in arrays))
 
 
 def _rows(matrix: Tensor) -> Rows:

@@ -16,6 +16,9 @@
 //
 // `polynomial`: the metric is frozen and gradients are there, sum_k Q_k g_k^2 + C_k g_k in one reading.
 //
+// `rows`: the same where the gradient is zero but for a few rows of the parameter, of which some may be given more than
+// once, to be added first.
+//
 // `sums_of_products`: the same where the gradient is a sum of outer products over positions, left^T right, which is
 // formed a few registers at a time and never written to memory; of a convolution without gathering its patches. For
 // machines with registers enough.
@@ -36,6 +39,7 @@
 //
 // Nothing is allocated or remembered between calls, and arguments are checked by the caller.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -195,6 +199,62 @@ DASGRAD_INLINE void sum_polynomial(const Real* gradients, int64_t num_examples, 
     }
     totals[i] = total;
   }
+}
+
+// Entry e adds values[e] to row indices[e] of the gradient of example owners[e]; owners ascend.
+template <typename Real>
+struct Rows {
+  const int64_t* owners;
+  const int64_t* indices;
+  const Real* values;
+  const Real* quadratic;  // as above
+  const Real* cross;
+  int64_t* order;  // one for each entry
+  Real* sums;      // a row for each example
+  double* totals;
+  int64_t num_entries;
+  int64_t num_rows;
+  int64_t width;
+  int64_t first;  // examples of this call
+  int64_t last;
+};
+
+// Whether all indices are rows; where one is not, totals are not to be used.
+template <typename Real>
+DASGRAD_INLINE bool sum_rows(const Rows<Real>& p) {
+  const int64_t* end = p.owners + p.num_entries;
+  int64_t next = std::lower_bound(p.owners, end, p.first) - p.owners;
+  for (int64_t example = p.first; example < p.last; ++example) {
+    const int64_t begin = next;
+    for (; next < p.num_entries && p.owners[next] == example; ++next) {
+      if (p.indices[next] < 0 || p.indices[next] >= p.num_rows) return false;
+      p.order[next] = next;
+    }
+    const int64_t* indices = p.indices;
+    std::sort(p.order + begin, p.order + next,
+              [indices](int64_t a, int64_t b) { return indices[a] != indices[b] ? indices[a] < indices[b] : a < b; });
+    double total = 0;
+    for (int64_t k = begin; k < next;) {
+      const int64_t row = indices[p.order[k]];
+      const Real* gradient = p.values + p.order[k] * p.width;
+      if (++k < next && indices[p.order[k]] == row) {
+        Real* sums = p.sums + example * p.width;
+        std::copy(gradient, gradient + p.width, sums);
+        for (; k < next && indices[p.order[k]] == row; ++k) {
+          const Real* more = p.values + p.order[k] * p.width;
+#pragma omp simd
+          for (int64_t column = 0; column < p.width; ++column) sums[column] += more[column];
+        }
+        gradient = sums;
+      }
+      double share;
+      sum_polynomial(gradient, 1, p.width, p.quadratic ? p.quadratic + row * p.width : nullptr,
+                     p.cross ? p.cross + row * p.width : nullptr, &share);
+      total += share;
+    }
+    p.totals[example] = total;
+  }
+  return true;
 }
 
 template <typename Real>
@@ -913,6 +973,10 @@ DASGRAD_CLONES void polynomial64(const double* gradients, int64_t num_examples, 
   sum_polynomial(gradients, num_examples, size, quadratic, cross, totals);
 }
 
+DASGRAD_CLONES bool rows32(const Rows<float>& rows) { return sum_rows(rows); }
+
+DASGRAD_CLONES bool rows64(const Rows<double>& rows) { return sum_rows(rows); }
+
 DASGRAD_CLONES void outer32(const float* left, const float* right, int64_t num_examples, int64_t num_rows,
                             int64_t num_columns, const Terms<float>& terms, double* totals) {
   sum_outer(left, right, num_examples, num_rows, num_columns, terms, totals);
@@ -1099,6 +1163,10 @@ DASGRAD_EXPORT void dasgrad_polynomial64(const double* gradients, int64_t num_ex
                                          const double* quadratic, const double* cross, double* totals) {
   polynomial64(gradients, num_examples, size, quadratic, cross, totals);
 }
+
+DASGRAD_EXPORT int64_t dasgrad_rows32(const Rows<float>* rows) { return rows32(*rows); }
+
+DASGRAD_EXPORT int64_t dasgrad_rows64(const Rows<double>* rows) { return rows64(*rows); }
 
 DASGRAD_EXPORT void dasgrad_transpose32(const uint32_t* from, int64_t number, int64_t num_rows, int64_t num_columns,
                                         uint32_t* to) {
