@@ -8,6 +8,8 @@ from scipy import stats
 
 import dasgrad
 import helpers
+from dasgrad.sampling import sampler as sampler_module
+from one_by_one import OneByOne
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, torch sees none")
 
@@ -158,9 +160,43 @@ def test_no_draw_waits_whatever_came_before_it(no_waiting, stratified, floor, ta
     for change in changes:
         change()
         with no_waiting():
-            draws = [sampler.draw(num) for num in (None, 3, None, 0)]
+            draws = [sampler.draw(num) for num in (None, 3, *[None] * 40, 0)]
         for indices, weights in draws:
             torch.testing.assert_close(weights, sampler.weights[indices], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("stratified", ["none", "batch", "pass"])
+@pytest.mark.parametrize("batch_size", [1, 7, 48, 5000])
+def test_draws_made_ahead_on_the_gpu_are_those_made_one_by_one(monkeypatch, stratified, batch_size):
+    def make():
+        return dasgrad.AdaptiveSampler(1000, batch_size, stratified=stratified, seed=2, device="cuda")
+
+    sampler = make()
+    monkeypatch.setattr(sampler_module, "BatchDraws", OneByOne)
+    other = make()
+    changes = [
+        lambda sampler: None,
+        lambda sampler: sampler.refresh(torch.linspace(0, 3, 1000, device="cuda").exp()),
+        lambda sampler: sampler.update([3, 999], [7.0, 0.0]),
+        lambda sampler: sampler.set_epoch(1),
+        lambda sampler: sampler.refresh(torch.linspace(3, 0, 1000, device="cuda")),
+    ]
+    for change in changes:
+        change(sampler)
+        change(other)
+        for num in (None, *[None] * 60, 5, None, None):
+            for ours, theirs in zip(sampler.draw(num), other.draw(num), strict=True):
+                assert torch.equal(ours, theirs)
+        for ours, theirs in zip(sampler.draw_batches(20), other.draw_batches(20), strict=True):
+            assert torch.equal(ours, theirs)
+        for _ in range(4):
+            for ours, theirs in zip(sampler.draw(), other.draw(), strict=True):
+                assert torch.equal(ours, theirs)
+        states = sampler.state_dict(), other.state_dict()
+        assert torch.equal(states[0]["generator"], states[1]["generator"])
+        if stratified == "pass":
+            assert torch.equal(*(state["cover"]["generator"] for state in states))
+            assert states[0]["cover"]["position"] == states[1]["cover"]["position"]
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")

@@ -1,6 +1,6 @@
 import pytest
 
-from dasgrad.sampling import cumulative_sums, native
+from dasgrad.sampling import ahead, cumulative_sums, native
 
 
 @pytest.fixture(scope="module", params=["native", "torch", "search"])
@@ -15,4 +15,5 @@ def core(request):
             patch.setattr(native, "_library", None)
             if request.param == "search":
                 patch.setattr(cumulative_sums, "are_faster_on", lambda device: True)
+                patch.setattr(ahead, "come_at_once", lambda device: False)
             yield request.param
