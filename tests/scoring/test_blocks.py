@@ -123,8 +123,8 @@ def test_few_examples_are_taken_at_once_whatever_they_hold(monkeypatch):
 
 def test_examples_that_hold_little_stay_together():
     model = problems.seeded(Network)
-    scorer_of(model)(*problems.classification(n=20_000))
-    assert large_sizes(model) == [20_000]
+    scorer_of(model)(*problems.classification(n=5_000))
+    assert large_sizes(model) == [5_000]
 
 
 @pytest.mark.parametrize("kind", ["dict", "sparse"])
