@@ -312,11 +312,13 @@ def test_a_pause_between_step_and_next_batch_is_not_timed():
     assert watch.seconds() == 2.0
 
 
-@pytest.mark.parametrize(("beside", "expected"), [(False, 4), (True, 16)])
-def test_one_step_in_four_is_timed_and_beside_a_scoring_all(beside, expected):
+@pytest.mark.parametrize(
+    ("num_steps", "beside", "expected"), [(16, False, 4), (128, False, 32), (640, False, 32 + 32), (640, True, 640)]
+)
+def test_one_step_in_four_is_timed_later_one_in_sixteen_and_beside_a_scoring_all(num_steps, beside, expected):
     readings = []
     watch = Stopwatch(lambda: readings.append(1) or float(len(readings)))
-    for _ in range(16):
+    for _ in range(num_steps):
         watch.start(torch.device("cpu"), beside=beside)
         watch.stop()
     assert len(readings) == 2 * expected

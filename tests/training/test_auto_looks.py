@@ -40,7 +40,7 @@ def test_trying_out_what_scoring_costs_does_not_put_off_the_next_look(looks):
 
     def trial(scorer, data):
         now[0] += 1000.0
-        return 0.001 * len(data[0])
+        return 0.001 * len(data[0]), scorer(data)
 
     auto._costs.time_once = trial
     train(model, optimizer, loader, 20)
@@ -124,6 +124,94 @@ def test_noise_is_measured_where_it_decides_something_or_when_somebody_asks(monk
     assert found[0].noise_scale > 0
     assert found[0].larger_batch_factor < 1
     assert found == [found[0]] * 3
+
+
+@pytest.mark.parametrize(("left", "measured"), [(0.84, False), (0.82, True)])
+@pytest.mark.parametrize("refreshed", [False, True])
+def test_noise_is_not_measured_where_nothing_can_pay_whatever_it_is(monkeypatch, left, measured, refreshed):
+    """Of 0.84 of the second moment 0.852 is left until the next look, and 0.85 must be; scores in use cost nothing."""
+    noise = []
+    monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: noise.append(1) or (1.0, 1.0))
+    monkeypatch.setattr(auto_module, "second_moment_left", lambda scores, weights: left)
+    auto = AutoRefresh(costs=CHEAP)
+    loader = build(auto)[2]
+    if refreshed:
+        loader.refresh()
+    auto.audit(loader, 16, 256)
+    assert bool(noise) == (measured or refreshed)
+
+
+@pytest.mark.parametrize(("step", "number"), [(16, 40), (2000, 80), (20_000, 400)])
+def test_noise_is_that_of_as_many_examples_as_their_share_of_training_allows(monkeypatch, step, number):
+    """1 % of the 64, 8,000 and 80,000 that are trained on until the next look; 40 at least, and no more than 400."""
+    noise = []
+
+    def note(self, chunks):
+        noise.append(sum(len(inputs) for inputs, _ in chunks))
+        return 1.0, 1.0
+
+    monkeypatch.setattr(dasgrad.ExampleScorer, "noise", note)
+    auto = AutoRefresh(num_audited=40, costs=CHEAP)
+    loader = build(auto)[2]
+    auto.audit(loader, step, 400)
+    auto.audit(loader, step, 400, always_noise=True)
+    assert noise == [number, 400]
+
+
+def test_the_first_look_takes_the_scores_of_the_trial(monkeypatch, looks):
+    sizes, score = [], dasgrad.ExampleScorer.__call__
+
+    def note(self, data, *rest):
+        sizes.append(len(data[0]))
+        return score(self, data, *rest)
+
+    monkeypatch.setattr(dasgrad.ExampleScorer, "__call__", note)
+    _, (model, optimizer, loader), now = build_timed(rare=False, options={"num_audited": 32})
+    train(model, optimizer, loader, 15)
+
+    def note_and_take(self, data, *rest):
+        now[0] += 0.1 + 0.01 * len(data[0])
+        return note(self, data, *rest)
+
+    monkeypatch.setattr(dasgrad.ExampleScorer, "__call__", note_and_take)
+    next(iter(loader))
+    assert sizes == [64, 64, 400]  # and no more
+    (step, number, found), *more = looks
+    assert (step, number, more) == (16, 32, [])
+    expected = score(loader.scorer, loader.examples_for_scoring(torch.cat(list(found.chunks))))
+    torch.testing.assert_close(found.scores, expected.to(found.scores))
+
+
+def test_scores_of_a_trial_are_not_those_of_another_scorer_other_examples_or_a_later_look():
+    auto = AutoRefresh()
+    _, _, loader = build(auto)
+    other = loader.scorer.with_score("loss")
+    costs, first = auto._costs, torch.arange(100)
+    fresh = {scorer: scorer(loader.examples_for_scoring(first[:10])) for scorer in (loader.scorer, other)}
+
+    def tried(scorer, indices, forget=False):
+        costs.try_out(loader, loader.scorer, lambda size: first[:size], 1.0)
+        costs._tried = (*costs._tried[:2], torch.full_like(costs._tried[2], 7.0))
+        if forget:
+            costs.forget_trial()
+        return costs.scores_of(loader, scorer, indices)[0]
+
+    assert (tried(loader.scorer, [first[:10]]) == 7).all()
+    torch.testing.assert_close(costs.scores_of(loader, loader.scorer, [first[:10]])[0], fresh[loader.scorer])  # once
+    torch.testing.assert_close(tried(other, [first[:10]]), fresh[other])
+    torch.testing.assert_close(tried(loader.scorer, [first[:10]], forget=True), fresh[loader.scorer])
+    assert not (tried(loader.scorer, [first[1:11]]) == 7).any()
+    assert len(tried(loader.scorer, [first[:10], first[:5]])) == 15
+
+
+def test_a_look_takes_no_scores_of_a_trial_at_an_earlier_one(looks):
+    auto, (model, optimizer, loader), _ = build_timed(options={"num_audited": 32})
+    train(model, optimizer, loader, 20)
+    chosen = auto._choose(loader, 24, 400)
+    auto._costs._tried = (loader.scorer, chosen, torch.full((400,), 7.0))  # as where all were scored instead
+    train(model, optimizer, loader, 5)
+    assert looks[-1][0] == 24
+    assert not (looks[-1][2].scores == 7).any()
 
 
 def test_noise_that_is_no_number_is_not_remembered(monkeypatch):

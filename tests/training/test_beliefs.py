@@ -99,6 +99,21 @@ def test_what_ages_is_what_was_won(left, expected):
     assert AgingBelief(0.5).age(left) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("second_moment", [0.01, 0.5, 0.84, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.15, 1.5])
+def test_no_noise_makes_draws_win_more_than_the_most_that_is_believed(second_moment, share):
+    beliefs = Beliefs(NoiseBelief(), AgingBelief(share))
+    factors = []
+    for mean in (10.0, 1.0, 0.1, 0.001, -1.0):
+        belief = NoiseBelief()
+        belief.observe(1.0, mean, 10**6)
+        noise = belief.at(8)
+        now = noise.of_second_moment(second_moment)
+        factors.append(noise.steps_factor((now + beliefs.aging.age(now)) / 2))
+    assert min(factors) == factors[-1]
+    assert beliefs.least_factor(second_moment, 8) == pytest.approx(factors[-1])
+
+
 def test_state_round_trip():
     beliefs = Beliefs.usual()
     beliefs.noise.observe(1.0, 0.2, 30)

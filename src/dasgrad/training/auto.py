@@ -31,16 +31,13 @@ from dasgrad.training.forecast import Noise, effective_number, second_moment_lef
 from dasgrad.training.memory import ScoreMemory
 from dasgrad.training.refresh import StepCounter
 from dasgrad.training.stopwatch import Clock
+from dasgrad.training.tiers import CLEARLY, CheaperScores
 from dasgrad.training.trials import Trial
 
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
 STATE_VERSION = 4  # version 3 had no memory of scores
-CHEAPER = ("last_layer", "loss")
-"""Scores that are tried where the exact one costs much."""
-CLEARLY = 0.95
-"""A cheaper score must promise to take at most this share of the time with the exact one: a look is a small sample."""
 _LARGEST_AUDIT, _AUDIT_GROWTH = 4096, 8
 """Examples looked at: no more than these, and than so many times those of the last look, by which the cost is known."""
 _LASTING = 2
@@ -97,7 +94,7 @@ class AutoRefresh(StepCounter):
         self._worth = worth
         self._most_auditing = most_auditing
         self._costs = ScoringCosts(costs, clock)
-        self._tiers: dict[str, ExampleScorer | None] = {}
+        self._cheaper = CheaperScores()
         self._next_look = first
         self._refreshed_at: int | None = None  # by a decision; the sampler knows whether there are scores in use
         self._left_then = 1.0  # noise left at the last look, by the scores in use
@@ -116,7 +113,7 @@ class AutoRefresh(StepCounter):
     def before_draw(self, loader: "AdaptiveLoader") -> None:
         """Let pending scores take effect, look and decide, each where it is time to."""
         try:
-            if self.num_steps + 1 < self._next_look and not loader.pending:  # most of the time
+            if self.num_steps + 1 < self._next_look and not (loader.overlap and loader.pending):  # most of the time
                 return
             scored = loader.take_effect()
             if scored is not None:
@@ -147,9 +144,10 @@ class AutoRefresh(StepCounter):
 
     def _look(self, loader: "AdaptiveLoader", step_seconds: float) -> None:
         assert loader.scorer is not None
+        self._costs.forget_trial()
         started = self._costs.clock() - self._costs.trial_seconds
         step = self.num_steps + 1
-        interval = max(1, int(step * (self._growth - 1)))
+        interval = self._interval(step)
         first = self._look_seconds is None
         if not self._costs.is_known(score_name(loader.scorer)):
             tried = self._try_out(loader, loader.scorer, step)
@@ -187,7 +185,7 @@ class AutoRefresh(StepCounter):
         in_steps = self.seconds_of(score_name(scorer), loader) / step_seconds
 
         def draws_by(decision: Decision, now: float) -> Option:
-            left = (now + aging.age(now)) / 2
+            left = aging.on_average(now)
             return Option(decision, noise.steps_factor(left), now, left)
 
         def with_cost(option: Option) -> float:
@@ -225,6 +223,10 @@ class AutoRefresh(StepCounter):
         """The share of the time until the next look that the smallest may take: more the more there is to win."""
         return self._most_auditing * max(1.0, 20 * self._promise)
 
+    def _share_to_spare(self) -> float:
+        """The share of it that larger looks than the smallest may take."""
+        return max(self._most_auditing, self._allowed() / 4)
+
     def _affordable(self, loader: "AdaptiveLoader", seconds: float) -> int:
         """How many examples to look at, with so many seconds until the next look."""
         assert loader.scorer is not None
@@ -233,19 +235,19 @@ class AutoRefresh(StepCounter):
         if not self._look_seconds:
             return least
         each = _GRADIENTS * self.seconds_of(score_name(loader.scorer), loader) / num_examples
-        spare = max(self._most_auditing, self._allowed() / 4) * seconds - self._look_seconds
+        spare = self._share_to_spare() * seconds - self._look_seconds
         most = min(_LARGEST_AUDIT, _AUDIT_GROWTH * self._num_looked_at, num_examples)
         return max(least, min(most, self._num_looked_at + int(spare / each)))
 
     def audit(self, loader: "AdaptiveLoader", step: int, number: int, *, always_noise: bool = False) -> Found:
         """Measure scores, noise and costs on some examples; draws and probabilities stay as they are.
 
-        Noise is measured where a decision can depend on it, or ``always_noise``.
+        Noise is measured where a decision can depend on it, or ``always_noise``: it takes longer than all the rest.
         """
         scorer, sampler = loader.scorer, loader.sampler
         assert scorer is not None
-        indices = self._choose(loader, step, number)
-        chunks = indices.split(loader.scoring_chunk_size)
+        indices = chosen = self._choose(loader, step, number)
+        chunks = chosen.split(loader.scoring_chunk_size)
         if not self._costs.is_known(score_name(scorer)):
             self._try_out(loader, scorer, step)  # for `examine`
         scores, seconds = self._costs.scores_of(loader, scorer, chunks)
@@ -256,18 +258,29 @@ class AutoRefresh(StepCounter):
         scores, indices = scores.to(sampler.device)[finite], indices[finite]
         foretold = self._memory.foretell(score_name(scorer), scores, indices)
         second_moment = second_moment_left(scores, weights_of(foretold, sampler.floor))
-        if always_noise or second_moment <= self._worth:  # else nothing is to be won, whatever it is
-            self._measure_noise(loader, chunks, self._beliefs.noise)
-        noise = self._beliefs.noise.at(loader.batch_size)
-        now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
-        fresh = noise.of_second_moment(second_moment)
         aging = self._beliefs.aging
         if not sampler.refreshed:
             aging.forget()
-        elif self._left_then < 1:
+        least = second_moment if sampler.refreshed else self._beliefs.least_factor(second_moment, loader.batch_size)
+        if always_noise or least <= self._worth:  # else nothing is to be won, whatever it is
+            noisy = chosen if always_noise else chosen[: self._num_gradients(loader, step)]
+            self._measure_noise(loader, noisy.split(loader.scoring_chunk_size), self._beliefs.noise)
+        noise = self._beliefs.noise.at(loader.batch_size)
+        now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
+        fresh = noise.of_second_moment(second_moment)
+        if sampler.refreshed and self._left_then < 1:
             aging.observe(self._left_then, now, effective_number(scores))
             now = aging.age(self._left_then)
         return Found(chunks, finite, scores, noise, now, fresh, self._example_seconds)
+
+    def _num_gradients(self, loader: "AdaptiveLoader", step: int) -> int:
+        """Of how many examples to take the noise: training takes as long for each, or longer."""
+        num_trained_on = self._interval(step) * loader.batch_size
+        return max(self._num_audited, int(self._share_to_spare() * num_trained_on))
+
+    def _interval(self, step: int) -> int:
+        """Steps until the next look, unless they are too few for what a look takes."""
+        return max(1, int(step * (self._growth - 1)))
 
     def _measure_noise(self, loader: "AdaptiveLoader", chunks: Sequence[Tensor], belief: NoiseBelief) -> None:
         """And what the gradient of an example takes in a large batch."""
@@ -299,13 +312,13 @@ class AutoRefresh(StepCounter):
         assert scorer is not None
         options = [Option("off", 1.0, 1.0, 1.0)]
         if loader.sampler.refreshed:
-            left = (found.now + self._beliefs.aging.age(found.now)) / 2
+            left = self._beliefs.aging.on_average(found.now)
             options.append(Option("keep", found.noise.steps_factor(left), found.now, left))
         training = _LASTING * interval * step_seconds
 
         def refreshing(scorer: ExampleScorer, fresh: float) -> Option:
             seconds = self.seconds_of(score_name(scorer), loader)
-            left = (fresh + self._beliefs.aging.age(fresh)) / 2
+            left = self._beliefs.aging.on_average(fresh)
             if loader.overlap != 0:  # draws stay what they are until then
                 late = min(1.0, self._steps_beside(loader, seconds, step_seconds) / (_LASTING * interval))
                 left = late * min(1.0, found.now) + (1 - late) * left
@@ -318,7 +331,7 @@ class AutoRefresh(StepCounter):
         seconds = self._seconds_lost(loader, self.seconds_of(score_name(scorer), loader))
         ideal = exact.factor * (1 + seconds / 3 / training) / (1 + seconds / training)
         if ideal < CLEARLY * min(self._worth, *(option.factor for option in options)) and self._costs.given is None:
-            options += self._cheaper(loader, found, exact, refreshing)
+            options += self._cheaper_options(loader, found, exact, refreshing)
         return options
 
     def _steps_beside(self, loader: "AdaptiveLoader", seconds: float, step_seconds: float) -> int:
@@ -331,7 +344,7 @@ class AutoRefresh(StepCounter):
         """What training loses by a scoring that takes so long."""
         return seconds if loader.overlap == 0 else self._costs.lost * seconds
 
-    def _cheaper(
+    def _cheaper_options(
         self,
         loader: "AdaptiveLoader",
         found: Found,
@@ -340,38 +353,19 @@ class AutoRefresh(StepCounter):
     ) -> list[Option]:
         options = []
         assert loader.scorer is not None
-        for name in CHEAPER if loader.scorer.score in ("dasgrad", "gradient") else ():
-            cheaper = self._tier(loader.scorer, name)
-            left = self._tier_left(loader, cheaper, name, found)
-            if cheaper is not None and left is not None:
+        for name, cheaper in self._cheaper.of(loader.scorer).items():
+            score = partial(self._score_by, loader, cheaper, found.chunks)
+            left = self._cheaper.noise_left(name, score, found, loader.sampler.floor)
+            if left is not None:
                 option = refreshing(cheaper, left)
                 if option.factor < CLEARLY * exact.factor:
                     options.append(option)
         return options
 
-    def _tier(self, scorer: ExampleScorer, name: str) -> ExampleScorer | None:
-        if name not in self._tiers:
-            self._tiers[name] = scorer.with_score(name)  # type: ignore[arg-type]
-        return self._tiers[name]
-
-    def _tier_left(
-        self, loader: "AdaptiveLoader", scorer: ExampleScorer | None, name: str, found: Found
-    ) -> float | None:
-        """The noise that draws by a cheaper score would leave; None where the model has no such score."""
-        if scorer is None:
-            return None
-        try:
-            if not self._costs.is_known(name):
-                self._try_out(loader, scorer, self.num_steps + 1)
-            cheap = self._costs.scores_of(loader, scorer, found.chunks)[0].to(found.scores)[found.finite]
-        except ValueError:
-            self._tiers[name] = None
-            return None
-        if bool((cheap < 0).any()) or not bool(torch.isfinite(cheap).all()):
-            self._tiers[name] = None
-            return None
-        weights = weights_of(cheap, loader.sampler.floor)
-        return found.noise.of_second_moment(second_moment_left(found.scores, weights))
+    def _score_by(self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]) -> Tensor:
+        if not self._costs.is_known(score_name(scorer)):
+            self._try_out(loader, scorer, self.num_steps + 1)
+        return self._costs.scores_of(loader, scorer, chunks)[0]
 
     def _carry_out(self, loader: "AdaptiveLoader", best: Option, noise: Noise, fresh: float) -> None:
         scorer, step, step_seconds = loader.scorer, self.num_steps + 1, self._step_seconds()
@@ -420,7 +414,7 @@ class AutoRefresh(StepCounter):
     # --- measuring ------------------------------------------------------------------------------------
 
     def _choose(self, loader: "AdaptiveLoader", step: int, number: int) -> Tensor:
-        """Random examples from the target, the same ones for the same seed and step."""
+        """Random examples from the target, the same ones for the same seed and step, more of them after the first."""
         sampler = loader.sampler
         generator = torch.Generator().manual_seed(generators.mix(sampler.seed, 2, step))
         size = min(number, max(2, sampler.num_examples))

@@ -41,11 +41,16 @@ class NoiseBelief:
         self.inverse = FADING * self.inverse + number**2 * mean / noise
         self.weight = FADING * self.weight + number**2
 
+    @staticmethod
+    def most(batch_size: int) -> Noise:
+        """The most that is believed of batches of that size, whatever was found."""
+        return Noise(MOST_NOISE * batch_size, batch_size)
+
     def at(self, batch_size: int) -> Noise:
         """Of batches of that size."""
         usual = USUAL_NOISE * batch_size
         inverse = (usual + self.inverse) / (usual**2 + self.weight)
-        scale = 1.0 / max(inverse, 1.0 / (MOST_NOISE * batch_size))
+        scale = 1.0 / max(inverse, 1.0 / self.most(batch_size).scale)
         return Noise(scale, batch_size, is_measured=self.weight > 0)
 
 
@@ -73,6 +78,10 @@ class AgingBelief:
         """The noise left at the next look, where this much is now."""
         return left + self.share * max(0.0, 1 - left)
 
+    def on_average(self, left: float) -> float:
+        """The noise left until the next look, where this much is now."""
+        return (left + self.age(left)) / 2
+
 
 @dataclass
 class Beliefs:
@@ -85,6 +94,14 @@ class Beliefs:
     def usual(cls) -> "Beliefs":
         """Before anything is known."""
         return cls(NoiseBelief(), AgingBelief())
+
+    def least_factor(self, second_moment_left: float, batch_size: int) -> float:
+        """What draws that leave such a share of the second moment now make of the time, whatever the noise is.
+
+        The more noise there is the more they win: so it is what they make of it where noise is all that is believed.
+        """
+        most = self.noise.most(batch_size)
+        return most.steps_factor(self.aging.on_average(most.of_second_moment(second_moment_left)))
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""

@@ -54,6 +54,7 @@ class ScoringCosts:
         self.seconds: dict[str, float] = {}  # of all examples
         self.lost = 1.0 if given is None else given.lost  # until it was measured, as if training stood still
         self.trial_seconds = 0.0  # spent on trials so far
+        self._tried: tuple[ExampleScorer, Tensor, Tensor] | None = None  # by whom, which examples, and their scores
 
     def is_known(self, name: str) -> bool:
         """Whether that score was tried, or need not be."""
@@ -84,7 +85,10 @@ class ScoringCosts:
     def scores_of(
         self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]
     ) -> tuple[Tensor, float]:
-        """Scores of the examples of some chunks, and what they took."""
+        """Scores of the examples of some chunks, and what they took; nothing where a trial has just scored them."""
+        tried = self._take_tried(scorer, chunks)
+        if tried is not None:
+            return tried, 0.0
         started = self.now(scorer)
         scores = torch.cat([scorer(loader.examples_for_scoring(indices)) for indices in chunks])
         return scores, max(0.0, self.now(scorer) - started)
@@ -92,12 +96,18 @@ class ScoringCosts:
     def try_out(
         self, loader: "AdaptiveLoader", scorer: ExampleScorer, choose: Callable[[int], Tensor], step_seconds: float
     ) -> Trial:
-        """A first idea of what scoring takes, from chunks of examples that ``choose`` gives so many of."""
+        """A first idea of what scoring takes, from chunks of examples that ``choose`` gives so many of.
+
+        Scores of the largest are kept for the `scores_of` that comes next, before the model changes.
+        """
         started = self.clock()
         num_examples = loader.sampler.num_examples
 
         def time_scores(size: int) -> float:
-            return self.time_once(scorer, loader.examples_for_scoring(choose(size)))
+            indices = choose(size)
+            seconds, scores = self.time_once(scorer, loader.examples_for_scoring(indices))
+            self._tried = scorer, indices, scores
+            return seconds
 
         growth = _GROWTH_ON_CUDA if device_of(scorer.model).type == "cuda" else _GROWTH
         found = try_out(time_scores, min(loader.scoring_chunk_size, num_examples), step_seconds, growth)
@@ -105,8 +115,21 @@ class ScoringCosts:
         self.trial_seconds += max(0.0, self.now(scorer) - started)
         return found
 
-    def time_once(self, scorer: ExampleScorer, data: Any) -> float:
-        """Seconds of the scores of one chunk."""
+    def time_once(self, scorer: ExampleScorer, data: Any) -> tuple[float, Tensor]:
+        """Seconds of the scores of one chunk, and the scores."""
         started = self.now(scorer)
-        scorer(data)
-        return self.now(scorer) - started
+        scores = scorer(data)
+        return self.now(scorer) - started, scores
+
+    def forget_trial(self) -> None:
+        """Its scores are of the past: the model has changed."""
+        self._tried = None
+
+    def _take_tried(self, scorer: ExampleScorer, chunks: Sequence[Tensor]) -> Tensor | None:
+        """The scores of one chunk where the last trial was of these examples, and maybe of more after them."""
+        tried, self._tried = self._tried, None
+        if tried is None or tried[0] is not scorer or len(chunks) != 1:
+            return None
+        _, indices, scores = tried
+        number = len(chunks[0])
+        return scores[:number] if torch.equal(indices[:number], chunks[0]) else None

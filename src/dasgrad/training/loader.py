@@ -218,7 +218,8 @@ class AdaptiveLoader:
         self._in_flight.clear()
         current = self._pass = object()
         source = self._direct_data() if self._torch_loader is None else self._fetched_data()
-        while self._position < len(self):
+        num_batches = len(self)
+        while self._position < num_batches:
             # Nothing here keeps the batch: its memory is free for the next one as soon as the loop lets go of it.
             yield self._join(next(source))
             if self._pass is not current:
@@ -286,7 +287,7 @@ class AdaptiveLoader:
     def start_step(self) -> None:
         """A batch is handed out: the time of its step begins."""
         if self.scorer is not None:
-            beside, stopwatch = self._rescoring.running, self._schedule.stopwatch
+            beside, stopwatch = bool(self.overlap) and self._rescoring.running, self._schedule.stopwatch
             if stopwatch.is_due(beside):
                 stopwatch.start(self._scoring_device, beside=beside)
 

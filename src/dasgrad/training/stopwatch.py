@@ -11,8 +11,8 @@ import torch
 Clock = Callable[[], float]
 KEPT = 32
 """Steps whose times are kept; their median is what is reported, so that a pause or a jumping clock does no harm."""
-EVERY, EVERY_ON_CUDA = 4, 8
-"""One step in so many is timed, on a GPU by events that nothing has to wait for."""
+EVERY, EVERY_LATER, EVERY_ON_CUDA = 4, 16, 8
+"""One step in so many is timed, in fewer once `KEPT` were, on a GPU by events that nothing has to wait for."""
 
 
 class Stopwatch:
@@ -51,7 +51,7 @@ class Stopwatch:
             return False
         if self._cuda:
             return self._num_steps % EVERY_ON_CUDA == 0
-        return beside or self._num_steps % EVERY == 0
+        return beside or self._num_steps % (EVERY if self._num_steps < EVERY * KEPT else EVERY_LATER) == 0
 
     def stop(self) -> None:
         """The optimizer has stepped; a step without a batch of its own is not timed."""
