@@ -141,6 +141,24 @@ def test_noise_is_not_measured_where_nothing_can_pay_whatever_it_is(monkeypatch,
     assert bool(noise) == (measured or refreshed)
 
 
+@pytest.mark.parametrize(
+    ("scored", "clearly", "measured"), [(10, 0.5, True), (11, 0.5, False), (28, 0.95, True), (29, 0.95, False)]
+)
+def test_noise_is_not_measured_where_scores_are_too_dear_whatever_it_is(monkeypatch, scored, clearly, measured):
+    """All scores take so many steps, and are for the next 20. At the most noise 0.5498 of the time is left beside them.
+
+    That times 1 + 10.92/20 is 0.85, what must be left; times 1 + 28.13/60 it is 0.95 of that, for a cheaper score.
+    """
+    noise = []
+    monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: noise.append(1) or (1.0, 1.0))
+    monkeypatch.setattr(auto_module, "second_moment_left", lambda scores, weights: 0.5)
+    monkeypatch.setattr(auto_module, "CLEARLY", clearly)
+    loader = build(AutoRefresh(costs=CHEAP))[2]
+    auto = AutoRefresh(costs=Costs(step=1.0, example=scored / loader.sampler.num_examples))
+    auto.audit(loader, 20, 256)
+    assert bool(noise) == measured
+
+
 @pytest.mark.parametrize(("step", "number"), [(16, 40), (2000, 80), (20_000, 400)])
 def test_noise_is_that_of_as_many_examples_as_their_share_of_training_allows(monkeypatch, step, number):
     """1 % of the 64, 8,000 and 80,000 that are trained on until the next look; 40 at least, and no more than 400."""

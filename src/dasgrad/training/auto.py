@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 STATE_VERSION = 4  # version 3 had no memory of scores
 _LARGEST_AUDIT, _AUDIT_GROWTH = 4096, 8
 """Examples looked at: no more than these, and than so many times those of the last look, by which the cost is known."""
+_DEARER = 3
+"""How many times as long the exact score takes as a cheaper one that is worth trying."""
 _LASTING = 2
 """Looks over which the cost of a refresh is spread: its scores mostly outlast the first."""
 _MARGIN = 1.5
@@ -261,8 +263,7 @@ class AutoRefresh(StepCounter):
         aging = self._beliefs.aging
         if not sampler.refreshed:
             aging.forget()
-        least = second_moment if sampler.refreshed else self._beliefs.least_factor(second_moment, loader.batch_size)
-        if always_noise or least <= self._worth:  # else nothing is to be won, whatever it is
+        if always_noise or self._could_pay(loader, step, second_moment):
             noisy = chosen if always_noise else chosen[: self._num_gradients(loader, step)]
             self._measure_noise(loader, noisy.split(loader.scoring_chunk_size), self._beliefs.noise)
         noise = self._beliefs.noise.at(loader.batch_size)
@@ -272,6 +273,18 @@ class AutoRefresh(StepCounter):
             aging.observe(self._left_then, now, effective_number(scores))
             now = aging.age(self._left_then)
         return Found(chunks, finite, scores, noise, now, fresh, self._example_seconds)
+
+    def _could_pay(self, loader: "AdaptiveLoader", step: int, second_moment: float) -> bool:
+        """Whether adaptive draws may be chosen at all; else nothing depends on how much noise there is."""
+        if loader.sampler.refreshed:
+            return second_moment <= self._worth
+        least, step_seconds = self._beliefs.least_factor(second_moment, loader.batch_size), self._step_seconds()
+        if step_seconds is None:
+            return least <= self._worth
+        assert loader.scorer is not None
+        seconds = self._seconds_lost(loader, self.seconds_of(score_name(loader.scorer), loader))
+        cost = seconds / (_LASTING * self._interval(step) * step_seconds)
+        return least * (1 + cost) <= self._worth or least * (1 + cost / _DEARER) < CLEARLY * self._worth
 
     def _num_gradients(self, loader: "AdaptiveLoader", step: int) -> int:
         """Of how many examples to take the noise: training takes as long for each, or longer."""
@@ -327,9 +340,9 @@ class AutoRefresh(StepCounter):
 
         exact = refreshing(scorer, found.fresh)
         options.append(exact)
-        # Cheaper scores are tried where one that costs a third and leaves as little noise would change the choice.
+        # Cheaper scores are tried where one that costs so much less and leaves as little noise would change the choice.
         seconds = self._seconds_lost(loader, self.seconds_of(score_name(scorer), loader))
-        ideal = exact.factor * (1 + seconds / 3 / training) / (1 + seconds / training)
+        ideal = exact.factor * (1 + seconds / _DEARER / training) / (1 + seconds / training)
         if ideal < CLEARLY * min(self._worth, *(option.factor for option in options)) and self._costs.given is None:
             options += self._cheaper_options(loader, found, exact, refreshing)
         return options
