@@ -110,7 +110,7 @@ void check_layer(Layer measure, const std::vector<Real>& left, const std::vector
                  int64_t rows, int64_t columns, const std::vector<Real>& weight, const Real* bias, bool threaded,
                  double tolerance) {
   std::vector<Real> inverse(rows * columns + (bias ? rows : 0));
-  std::vector<double> totals(examples);
+  std::vector<double> totals(2 * ((examples + 7) / 8 * 8));  // those of each thread
   const FrozenLayer<Real> layer = {left.data(), right.data(), weight.data(), bias, rows, columns, 2,
                                    {{0.5, 1e-3, 2.0}, {0.25, 1e-2, 3.0}}};
   const FrozenLayer<Real> layers[2] = {layer, layer};

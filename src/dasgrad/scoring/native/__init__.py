@@ -294,6 +294,7 @@ class FrozenLayer(NamedTuple):
     packed: bytes
     room: int
     """Entries of its inverse metrics."""
+    num_threads: int
     num_examples: int
     dtype: torch.dtype
     held: tuple[Tensor | None, ...]
@@ -324,11 +325,12 @@ def pack_layer(left: Tensor, right: Tensor, weight: Curvature, bias: Curvature |
         assert of_bias.shape == (num_rows,)
         assert of_bias.is_contiguous()
     size = num_rows * num_columns
+    num_threads = _worthwhile_threads(num_examples * size * 2)
     packed = FROZEN_LAYER.pack(
         left.data_ptr(), right.data_ptr(), curvature.data_ptr(), 0 if of_bias is None else of_bias.data_ptr(),
-        num_rows, num_columns, _worthwhile_threads(num_examples * size * 2), *coefficients, *of_bias_coefficients,
+        num_rows, num_columns, num_threads, *coefficients, *of_bias_coefficients,
     )  # fmt: skip
-    return FrozenLayer(packed, size + num_rows, num_examples, dtype, (left, right, curvature, of_bias))
+    return FrozenLayer(packed, size + num_rows, num_threads, num_examples, dtype, (left, right, curvature, of_bias))
 
 
 def frozen_layers(layers: Sequence[FrozenLayer], workspace: Workspace) -> Tensor:
@@ -355,13 +357,14 @@ def _measure_layers(
 ) -> Tensor:
     """A buffer of the workspace that begins with the totals."""
     num_examples, dtype = layers[0].num_examples, layers[0].dtype
-    largest, packed = 0, b""
+    largest, most_threads, packed = 0, 1, b""
     for layer in layers:
         assert layer.dtype is dtype
         assert layer.num_examples == num_examples
         largest = max(largest, layer.room)
+        most_threads = max(most_threads, layer.num_threads)
         packed += layer.packed
-    start = -(-num_examples // 8) * 8  # so that what follows begins where a vector may
+    start = most_threads * (-(-num_examples // 8) * 8)  # totals of each thread, so that all begin where a vector may
     room = workspace.reserve("frozen layers", start + largest, _DOUBLE)
     totals = room.data_ptr()
     inverse = totals + start * _DOUBLE.itemsize

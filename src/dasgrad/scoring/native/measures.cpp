@@ -473,7 +473,9 @@ DASGRAD_INLINE void add_columns(int64_t num_vectors, const Factors<Real>& factor
 
 template <typename Real>
 struct Quadratic {
-  const Real *left, *right;  // [num_examples, num_rows], [num_examples, num_columns]
+  const Real* left;  // [num_examples, num_rows], with so much from one example to the next
+  int64_t left_example;
+  const Real* right;  // [num_examples, num_columns]
   int64_t num_examples, num_rows, num_columns;
   const Real *matrix, *bias;  // bias null: no input beside right that is 1 for every example
   bool add;                   // to what totals hold
@@ -498,7 +500,7 @@ DASGRAD_INLINE void sum_quadratic(const Quadratic<Real>& q) {
       const int64_t rows = num_rows - first < kRowsAtOnce ? num_rows - first : kRowsAtOnce;
       const Real* matrix = quadratic + first * num_columns;
       for (int64_t e = 0; e < together; ++e) {
-        const Real* b = left + (i + e) * num_rows + first;
+        const Real* b = left + (i + e) * q.left_example + first;
         find_factors(b, rows, num_columns, factors[e]);
         if (bias)
           for (int64_t row = 0; row < rows; ++row) rest[e] += b[row] * b[row] * bias[first + row];
@@ -1044,25 +1046,64 @@ struct FrozenLayer {
 
 constexpr int64_t kFewEntries = 1 << 15;  // that a thread inverts in less time than it takes to start another
 
-// `inverse`: room for both metrics of each layer.
+// Adds what rows [first, last) of a layer say of all examples. A few rows are inverted at a time, so that they stay in
+// the cache; `inverse` has room for them.
+template <typename Real>
+void measure_rows(const FrozenLayer<Real>& layer, int64_t num_examples, int64_t first, int64_t last, Real* inverse,
+                  double* totals) {
+  Real bias[kRowsAtOnce];
+  for (int64_t row = first; row < last; row += kRowsAtOnce) {
+    const int64_t rows = last - row < kRowsAtOnce ? last - row : kRowsAtOnce;
+    invert(layer.weight + row * layer.num_columns, rows * layer.num_columns, layer.coefficients[0], inverse);
+    if (layer.bias) invert(layer.bias + row, rows, layer.coefficients[1], bias);
+    quadratic(Quadratic<Real>{layer.left + row, layer.num_rows, layer.right, num_examples, rows, layer.num_columns,
+                              inverse, layer.bias ? bias : nullptr, true, totals});
+  }
+}
+
+// The same of all rows of a small layer, of which threads take the examples.
+template <typename Real>
+void measure_examples(const FrozenLayer<Real>& layer, int64_t num_examples, Real* inverse, double* totals,
+                      const Threads& threads) {
+  const int64_t size = layer.num_rows * layer.num_columns;
+  Real* bias = layer.bias ? inverse + size : nullptr;
+  if (bias) invert(layer.bias, layer.num_rows, layer.coefficients[1], bias);
+  const Threads inverting = {size < kFewEntries ? nullptr : threads.parallel, threads.rank, threads.size, threads.number};
+  share_out(inverting, size, [&](int64_t first, int64_t last) {
+    invert(layer.weight + first, last - first, layer.coefficients[0], inverse + first);
+  });
+  share_out(threads, num_examples, [&](int64_t first, int64_t last) {
+    quadratic(Quadratic<Real>{layer.left + first * layer.num_rows, layer.num_rows,
+                              layer.right + first * layer.num_columns, last - first, layer.num_rows, layer.num_columns,
+                              inverse, bias, true, totals + first});
+  });
+}
+
+// Totals of a thread begin at whole vectors.
+constexpr int64_t whole_totals(int64_t num_examples) { return (num_examples + 7) / 8 * 8; }
+
+// `inverse`: room for both metrics of each layer; `totals`: for those of each thread.
 template <typename Real>
 void measure_layers(const FrozenLayer<Real>* layers, int64_t num_layers, int64_t num_examples, Real* inverse,
                     double* totals, Threads threads) {
+  const int64_t step = whole_totals(num_examples);
+  int64_t most_threads = 1;
+  for (int64_t k = 0; k < num_layers; ++k) most_threads = std::max(most_threads, layers[k].num_threads);
+  std::fill(totals, totals + most_threads * step, 0.0);
   for (int64_t k = 0; k < num_layers; ++k) {
     const FrozenLayer<Real>& layer = layers[k];
-    const int64_t size = layer.num_rows * layer.num_columns;
-    Real* bias = layer.bias ? inverse + size : nullptr;
     threads.number = layer.num_threads;
-    if (bias) invert(layer.bias, layer.num_rows, layer.coefficients[1], bias);
-    const Threads inverting = {size < kFewEntries ? nullptr : threads.parallel, threads.rank, threads.size, threads.number};
-    share_out(inverting, size, [&](int64_t first, int64_t last) {
-      invert(layer.weight + first, last - first, layer.coefficients[0], inverse + first);
-    });
-    share_out(threads, num_examples, [&](int64_t first, int64_t last) {
-      quadratic(Quadratic<Real>{layer.left + first * layer.num_rows, layer.right + first * layer.num_columns,
-                                last - first, layer.num_rows, layer.num_columns, inverse, bias, k > 0, totals + first});
+    if (layer.num_rows <= kRowsAtOnce * layer.num_threads) {
+      measure_examples(layer, num_examples, inverse, totals, threads);
+      continue;
+    }
+    share_out(threads, layer.num_rows, [&](int64_t first, int64_t last) {
+      const int64_t rank = threads.parallel && threads.number > 1 ? threads.rank() : 0;
+      measure_rows(layer, num_examples, first, last, inverse + first * layer.num_columns, totals + rank * step);
     });
   }
+  for (int64_t rank = 1; rank < most_threads; ++rank)
+    for (int64_t i = 0; i < num_examples; ++i) totals[i] += totals[rank * step + i];
 }
 
 template <typename Real>
@@ -1195,13 +1236,13 @@ DASGRAD_EXPORT void dasgrad_sums_of_products64(const Products<double>* products)
 DASGRAD_EXPORT void dasgrad_quadratic32(const float* left, const float* right, int64_t num_examples,
                                         int64_t num_rows, int64_t num_columns, const float* matrix,
                                         const float* bias, double* totals) {
-  quadratic(Quadratic<float>{left, right, num_examples, num_rows, num_columns, matrix, bias, false, totals});
+  quadratic(Quadratic<float>{left, num_rows, right, num_examples, num_rows, num_columns, matrix, bias, false, totals});
 }
 
 DASGRAD_EXPORT void dasgrad_quadratic64(const double* left, const double* right, int64_t num_examples,
                                         int64_t num_rows, int64_t num_columns, const double* matrix,
                                         const double* bias, double* totals) {
-  quadratic(Quadratic<double>{left, right, num_examples, num_rows, num_columns, matrix, bias, false, totals});
+  quadratic(Quadratic<double>{left, num_rows, right, num_examples, num_rows, num_columns, matrix, bias, false, totals});
 }
 
 // `weights` null: totals alone; else lengths, too.
