@@ -33,6 +33,8 @@ void dasgrad_frozen_layers64(const void*, int64_t, int64_t, double*, double*, co
                              double*);
 void dasgrad_attention32(const void*, int64_t);
 void dasgrad_attention64(const void*, int64_t);
+void dasgrad_normalised_sums32(const float*, const float*, int64_t, int64_t, int64_t, double, float*);
+void dasgrad_normalised_sums64(const double*, const double*, int64_t, int64_t, int64_t, double, double*);
 int64_t dasgrad_rows32(const void*);
 int64_t dasgrad_rows64(const void*);
 void dasgrad_transpose32(const uint32_t*, int64_t, int64_t, int64_t, uint32_t*);
@@ -439,6 +441,32 @@ int64_t run_rows(int64_t (*measure)(const void*), double tolerance) {
   return num_cases;
 }
 
+template <typename Real, typename Function>
+int64_t run_normalised(Function measure, double tolerance) {
+  int64_t num_cases = 0;
+  for (const int64_t examples : {0, 1, 3})
+    for (const int64_t positions : {0, 1, 4})
+      for (const int64_t width : {1, 15, 16, 37}) {
+        const auto x = numbers<Real>(examples * positions * width, 2, 4), g = numbers<Real>(x.size(), -1, 1);
+        std::vector<Real> sums(examples * width);
+        measure(x.data(), g.data(), examples, positions, width, 1e-2, sums.data());
+        for (int64_t i = 0; i < examples; ++i)
+          for (int64_t k = 0; k < width; ++k) {
+            double expected = 0;
+            for (int64_t t = 0; t < positions; ++t) {
+              const Real* row = x.data() + (i * positions + t) * width;
+              double mean = 0, variance = 0;
+              for (int64_t j = 0; j < width; ++j) mean += row[j] / double(width);
+              for (int64_t j = 0; j < width; ++j) variance += (row[j] - mean) * (row[j] - mean) / width;
+              expected += g[(i * positions + t) * width + k] * (row[k] - mean) / std::sqrt(variance + 1e-2);
+            }
+            check(sums[i * width + k], expected, tolerance);
+          }
+        ++num_cases;
+      }
+  return num_cases;
+}
+
 }  // namespace
 
 static int64_t run_all() {
@@ -461,6 +489,8 @@ int main() {
   num_cases += run_attention<float>(dasgrad_attention32) + run_attention<double>(dasgrad_attention64);
   num_cases += run_transpose<uint32_t>(dasgrad_transpose32) + run_transpose<uint64_t>(dasgrad_transpose64);
   num_cases += run_rows<float>(dasgrad_rows32, 2e-4) + run_rows<double>(dasgrad_rows64, 1e-12);
+  num_cases += run_normalised<float>(dasgrad_normalised_sums32, 2e-4);
+  num_cases += run_normalised<double>(dasgrad_normalised_sums64, 1e-12);
   for (const int64_t bytes : {64, 32, 16}) {  // as on narrower machines
     widest = bytes;
     num_cases += run_all();

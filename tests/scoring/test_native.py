@@ -129,6 +129,22 @@ def test_frozen_layers_are_measured_at_once(shape, num_threads, dtype, with_bias
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("shape", [(7, 3, 17), (1, 1, 1), (0, 2, 5), (2, 0, 5), (3, 2, 640)])
+def test_sums_of_normalised_inputs_are_those_of_a_layer_norm(shape, num_threads, dtype, monkeypatch):
+    monkeypatch.setattr(native, "_worthwhile_threads", lambda entries: num_threads)
+    generator = torch.Generator().manual_seed(0)
+    inputs, gradients = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    inputs = 3 * inputs + 10
+    wanted = (torch.nn.functional.layer_norm(inputs, shape[-1:], eps=0.1) * gradients).sum(1)
+    found = native.normalised_sums(inputs.to(dtype), gradients.to(dtype), 0.1)
+    assert found.dtype == dtype
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=10 * tolerance)
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
 @pytest.mark.parametrize("terms", [0, 1, 2])
 def test_rows_named_more_than_once_are_added(num_threads, dtype, terms, monkeypatch):
     monkeypatch.setattr(native, "_worthwhile_threads", lambda entries: num_threads)

@@ -81,6 +81,23 @@ def polynomial_entries(gradients_B: Tensor, quadratic: Tensor | None, cross: Ten
     return _in_threads(part, len(gradients), size)
 
 
+def normalised_sums(inputs_B: Tensor, gradients_B: Tensor, eps: float) -> Tensor:
+    """``[b, T, k], [b, T, k] -> [b, k]``: Σ_t g x̂, with x̂ = (x − mean)/√(variance + eps) over the last dimension."""
+    inputs, gradients = inputs_B.contiguous(), gradients_B.contiguous()
+    assert inputs.shape == gradients.shape
+    assert inputs.dtype == gradients.dtype
+    num_examples, num_positions, width = inputs.shape
+    sums = inputs.new_empty(num_examples, width)
+    function = getattr(library, f"dasgrad_normalised_sums{_BITS[inputs.dtype]}")
+    starts, sources, targets = _rows(inputs), _rows(gradients), _rows(sums)
+
+    def part(first: int, last: int) -> None:
+        function(starts(first), sources(first), last - first, num_positions, width, eps, targets(first))
+
+    threads.share_out(part, num_examples, _worthwhile_threads(4 * inputs.numel()))
+    return sums
+
+
 def polynomial_rows(
     owners: Tensor,
     indices: Tensor,

@@ -15,6 +15,7 @@ _OWN_SPARSE = (None, [*_SPARSE, POINTER, POINTER, POINTER])
 _QUADRATIC_SPARSE = (None, [*_SPARSE, POINTER, POINTER, POINTER])
 _LINEAR = (None, [POINTER, INTEGER, INTEGER, INTEGER, POINTER, POINTER])
 _TRANSPOSE = (None, [POINTER, INTEGER, INTEGER, INTEGER, POINTER])
+_NORMALISED = (None, [POINTER, POINTER, INTEGER, INTEGER, INTEGER, ctypes.c_double, POINTER])
 _INVERSE = (None, [POINTER, INTEGER, ctypes.c_double, ctypes.c_double, ctypes.c_double, POINTER])
 
 
@@ -79,6 +80,8 @@ library = shared_library.load(
         "dasgrad_linear_with_squares16": _LINEAR,
         "dasgrad_linear_with_squares32": _LINEAR,
         "dasgrad_linear_with_squares64": _LINEAR,
+        "dasgrad_normalised_sums32": _NORMALISED,
+        "dasgrad_normalised_sums64": _NORMALISED,
         "dasgrad_polynomial32": _DENSE,
         "dasgrad_polynomial64": _DENSE,
         "dasgrad_quadratic32": _QUADRATIC,

@@ -33,6 +33,8 @@
 // to each example, for training steps so small that calls take longer than their arithmetic. It is given the caller's
 // threads. From the sums to scores it is sqrt(total) / (scale weight).
 //
+// `normalised_sums`: sum_t g_t (x_t - mean x_t) / sqrt(var x_t + eps), the gradient of a layer norm's weight.
+//
 // `attention`: softmax(scale q k^T) v of one head after the other, and its gradients. For machines with wide registers.
 //
 // `transpose`: matrices one after the other, each transposed, numbers of four or eight bytes.
@@ -925,6 +927,26 @@ DASGRAD_WIDE void attend64(const Attention<double>& attention, bool backward) { 
 
 constexpr int64_t kTile = 8;  // rows: as many as a cache holds that are a power of two apart
 
+// Factors [num_examples, num_positions, width]; sums [num_examples, width].
+template <typename Real>
+DASGRAD_INLINE void sum_normalised(const Real* x, const Real* g, int64_t num_examples, int64_t num_positions,
+                                   int64_t width, Real eps, Real* sums) {
+  for (int64_t i = 0; i < num_examples; ++i, sums += width) {
+    std::fill(sums, sums + width, Real(0));
+    for (int64_t t = 0; t < num_positions; ++t, x += width, g += width) {
+      Real mean = 0, square = 0;
+#pragma omp simd reduction(+ : mean)
+      for (int64_t k = 0; k < width; ++k) mean += x[k];
+      mean /= Real(width);
+#pragma omp simd reduction(+ : square)
+      for (int64_t k = 0; k < width; ++k) square += (x[k] - mean) * (x[k] - mean);
+      const Real factor = 1 / std::sqrt(square / Real(width) + eps);
+#pragma omp simd
+      for (int64_t k = 0; k < width; ++k) sums[k] += g[k] * ((x[k] - mean) * factor);
+    }
+  }
+}
+
 template <typename Number>
 DASGRAD_INLINE void transpose(const Number* from, int64_t number, int64_t num_rows, int64_t num_columns, Number* to) {
   for (int64_t i = 0; i < number; ++i, from += num_rows * num_columns, to += num_rows * num_columns)
@@ -973,6 +995,16 @@ DASGRAD_CLONES void polynomial32(const float* gradients, int64_t num_examples, i
 DASGRAD_CLONES void polynomial64(const double* gradients, int64_t num_examples, int64_t size, const double* quadratic,
                                  const double* cross, double* totals) {
   sum_polynomial(gradients, num_examples, size, quadratic, cross, totals);
+}
+
+DASGRAD_CLONES void normalised32(const float* x, const float* g, int64_t num_examples, int64_t num_positions,
+                                 int64_t width, float eps, float* sums) {
+  sum_normalised(x, g, num_examples, num_positions, width, eps, sums);
+}
+
+DASGRAD_CLONES void normalised64(const double* x, const double* g, int64_t num_examples, int64_t num_positions,
+                                 int64_t width, double eps, double* sums) {
+  sum_normalised(x, g, num_examples, num_positions, width, eps, sums);
 }
 
 DASGRAD_CLONES bool rows32(const Rows<float>& rows) { return sum_rows(rows); }
@@ -1203,6 +1235,16 @@ DASGRAD_EXPORT void dasgrad_polynomial32(const float* gradients, int64_t num_exa
 DASGRAD_EXPORT void dasgrad_polynomial64(const double* gradients, int64_t num_examples, int64_t size,
                                          const double* quadratic, const double* cross, double* totals) {
   polynomial64(gradients, num_examples, size, quadratic, cross, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_normalised_sums32(const float* x, const float* g, int64_t num_examples,
+                                              int64_t num_positions, int64_t width, double eps, float* sums) {
+  normalised32(x, g, num_examples, num_positions, width, float(eps), sums);
+}
+
+DASGRAD_EXPORT void dasgrad_normalised_sums64(const double* x, const double* g, int64_t num_examples,
+                                              int64_t num_positions, int64_t width, double eps, double* sums) {
+  normalised64(x, g, num_examples, num_positions, width, eps, sums);
 }
 
 DASGRAD_EXPORT int64_t dasgrad_rows32(const Rows<float>* rows) { return rows32(*rows); }

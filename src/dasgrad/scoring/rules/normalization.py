@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from dasgrad.scoring import native
 from dasgrad.scoring.forms import Dense, Form
 from dasgrad.scoring.rules import examples_first, rule
 
@@ -32,7 +33,18 @@ def last_dimensions(module: Any, input: Tensor, *, grad: Tensor) -> Mapping[str,
         return functional.layer_norm(input[rows], shape, None, None, module.eps)
 
     positions = tuple(range(1, input.dim() - len(shape)))
-    return _scale_and_shift(grad, normalised, positions)
+    forms = _scale_and_shift(grad, normalised, positions)
+    if isinstance(module, nn.LayerNorm) and len(shape) == 1 and positions and _in_core(input, grad):
+
+        def weights(rows: slice) -> Tensor:
+            return native.normalised_sums(input[rows].flatten(1, -2), grad[rows].flatten(1, -2), module.eps)
+
+        forms["weight"] = Dense(weights)
+    return forms
+
+
+def _in_core(input: Tensor, grad: Tensor) -> bool:
+    return native.supports(input) and input.dtype == grad.dtype
 
 
 def _has_channels(module: nn.Module, num_examples: int, input: Tensor) -> str | None:
