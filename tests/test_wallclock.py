@@ -18,7 +18,7 @@ if not (ROOT / "benchmarks").exists():
 sys.path.append(str(ROOT))
 
 from benchmarks.wallclock import command, crossing, drawing  # noqa: E402 - the repository comes onto the path above
-from benchmarks.wallclock.campaign import Campaign, Settings, _best_of_each_size, mean_loss, time_to  # noqa: E402
+from benchmarks.wallclock.campaign import Campaign, Settings, _best_of_each_size, _warmed, mean_loss, time_to  # noqa: E402
 from benchmarks.wallclock.cases import CASES, scale_rows, thin  # noqa: E402
 from benchmarks.wallclock.crossing import Curves  # noqa: E402
 from benchmarks.wallclock.models import make_perceptron  # noqa: E402
@@ -451,3 +451,16 @@ def test_tables_say_never_and_at_most():
     assert "lr 0.1*" in page
     assert "processor time" in page
     assert "≤ 0.5 [0.4, 0.6]" in "\n".join(make_table([row | {"ratio": 0.5, "low": 0.4, "high": 0.6, "at_most": True}]))
+
+
+@pytest.mark.parametrize(
+    ("methods", "draws"),
+    [
+        ([], []),
+        (["loss:300", "last-layer"], ["loss:2", "last-layer"]),
+        (["adaptive:auto", "adaptive:fixed"], ["adaptive:2", "adaptive:auto"]),  # auto may not score at its first look
+        (["adaptive:never"], ["adaptive:2", "adaptive:never"]),
+    ],
+)
+def test_all_that_methods_do_is_done_once_before_the_clock_starts(methods, draws):
+    assert _warmed(methods) == ["reshuffled", *draws]

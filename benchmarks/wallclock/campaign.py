@@ -3,7 +3,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ BUDGETS = (0.5, 1.0, 2.0)
 TUNING_SEED, OTHER_SEED = 2000, 1000
 """Where the seeds of tuning and those of uniform against itself start; reported ones start at 0."""
 NUM_TUNING_POINTS = 8
-NUM_WARM_UP_STEPS = 4
+NUM_WARM_UP_STEPS = 20  # `adaptive:auto` looks at the 16th for the first time
 TIMING_ROUNDS, TIMED_STEPS = 5, 60
 NUM_KEPT = 3
 """Configurations of each batch size that are tuned on further seeds: after the first the best third, then these."""
@@ -334,12 +334,20 @@ class Campaign:
         if self._warm:
             return
         self._warm = True
-        for method in ("reshuffled", *(name for name in self._settings.methods if name not in OPTIMIZERS)):
-            kind, _, interval = method.partition(":")
-            draws = f"{kind}:2" if interval.isdecimal() or method == FIXED else method
+        for draws in _warmed(method for method in self._settings.methods if method not in OPTIMIZERS):
             for size in self._settings.batch_sizes:
                 short = replace(config, draws=draws, batch_size=size, num_steps=NUM_WARM_UP_STEPS, num_points=1)
                 self._call(train, short, self._settings.device)
+
+
+def _warmed(methods: Iterable[str]) -> list[str]:
+    """Ways to draw that between them do all that these methods do within a few steps; to score all is one."""
+    draws = ["reshuffled"]
+    for method in methods:
+        kind, _, interval = method.partition(":")
+        draws += [f"{kind}:2"] if interval else []
+        draws += [] if interval.isdecimal() or method == FIXED else [method]
+    return list(dict.fromkeys(draws))
 
 
 def _best_of_each_size(
