@@ -17,9 +17,9 @@ from dasgrad import nested
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.tape import Tape
 
-BLOCK_BYTES = 14 * 2**20
+BLOCK_BYTES = 20 * 2**20
 """What a block may hold. With more, peak memory grows and models whose activations leave the cache are slower; with
-less, what each pass costs by itself: the transformer of ``python -m benchmarks scores`` has blocks of forty."""
+less, what each pass costs by itself: the transformer of ``python -m benchmarks scores`` has blocks of fifty."""
 FEWEST = 32
 """Examples that are taken at once whatever they hold: with fewer, reading the weights takes longer than using them."""
 
