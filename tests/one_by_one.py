@@ -18,13 +18,13 @@ class OneByOne:
     def shuffle(self):
         self.before = self.cover_generator.get_state()
         self.order_KB = make_order(*self.shape, self.cover_generator)
-        self.place = self.rand((), self.cover_generator)
         self.position = 0
 
     def draw_batch(self, look_up):
         if self.stratified != "pass":
             return self.draw_others(self.shape[0], look_up)
         if self.position == self.shape[1]:
+            self.place = (self.place + (5**0.5 - 1) / 2) % 1.0
             self.shuffle()
         self.position += 1
         return look_up((self.order_KB[self.position - 1] + self.place) / self.shape[1], stratified=True)
@@ -42,15 +42,19 @@ class OneByOne:
     def restart(self, seed):
         self.generator.manual_seed(seed)
         self.cover_generator.manual_seed(seed)
+        self.place = self.rand((), self.cover_generator)
         self.shuffle()
 
     def state_dict(self):
-        cover = {"cover": {"generator": self.before, "position": self.position}} if self.stratified == "pass" else {}
-        return {"generator": self.generator.get_state(), **cover}
+        state = {"generator": self.generator.get_state()}
+        if self.stratified == "pass":
+            state["cover"] = {"generator": self.before, "place": self.place, "position": self.position}
+        return state
 
     def load_state_dict(self, state_dict):
         self.generator.set_state(state_dict["generator"])
         if self.stratified == "pass":
             self.cover_generator.set_state(state_dict["cover"]["generator"])
+            self.place = state_dict["cover"]["place"]
             self.shuffle()
             self.position = state_dict["cover"]["position"]

@@ -6,6 +6,7 @@ call. Nobody can tell: the uniforms are those made one batch at a time, and what
 scores change, so that every draw is that of the moment at which it is asked for.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 AHEAD = 16_384  # draws; with more, the calls around them are no longer worth saving
+GOLDEN_SECTION = (math.sqrt(5) - 1) / 2
 
 Lookup = Callable[..., tuple[Tensor, Tensor]]
 
@@ -176,8 +178,11 @@ class BatchDraws:
 class Cover:
     """For each of B slices, an order in which its K finer slices are visited, one a batch; then a new order.
 
-    All are entered at the same place, drawn anew for each order: over a pass the points are evenly spaced, so that an
-    interval of length p is hit ⌊BKp⌋ or ⌈BKp⌉ times. Each single point is uniform.
+    All are entered at the same place: over a pass the points are evenly spaced, so that an interval of length p is hit
+    ⌊BKp⌋ or ⌈BKp⌉ times. The first pass takes a random place, and each further one moves on by the golden section,
+    which spreads the places of any number of passes in a row: an interval too short to be hit in every pass is hit at
+    nearly regular ones, as often as it should be, so that over several passes, too, what one does wrong others undo.
+    Each single point is uniform.
     """
 
     def __init__(self, num_slices: int, num_batches: int, device: torch.device) -> None:
@@ -186,15 +191,15 @@ class Cover:
         self._device = device
 
     def restart(self, seed: int) -> None:
-        """Begin a new order as a function of the seed."""
+        """Begin a new order at a new place as a function of the seed."""
         self._generator.manual_seed(seed)
+        self._place = torch.rand((), dtype=torch.float64, device=self._device, generator=self._generator)
         self._shuffle()
 
     def _shuffle(self) -> None:
         self._before = self._generator.get_state()  # the order is a function of this, so it need not be saved
         order_KB = make_order(*self._shape, self._generator)
-        place = torch.rand((), dtype=torch.float64, device=self._device, generator=self._generator)
-        self._points_KB = _into_slices_((order_KB + place).div_(self._shape[1]))
+        self._points_KB = _into_slices_((order_KB + self._place).div_(self._shape[1]))
         self.position = 0
 
     def take_rest(self) -> Tensor:
@@ -204,18 +209,20 @@ class Cover:
         """
         num_batches = self._shape[1]
         if self.position == num_batches:
+            self._place = (self._place + GOLDEN_SECTION).frac_()
             self._shuffle()
         points = self._points_KB[self.position :]
         self.position = num_batches
         return points
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator's state before the current order was made, and the position in it."""
-        return {"generator": self._before.clone(), "position": self.position}
+        """The generator's state before the current order was made, its place, and the position in it."""
+        return {"generator": self._before.clone(), "place": self._place.clone(), "position": self.position}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         self._generator.set_state(state_dict["generator"].cpu())
+        self._place = state_dict["place"].to(self._device)
         self._shuffle()
         self.position = state_dict["position"]
 

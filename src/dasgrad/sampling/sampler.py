@@ -20,7 +20,7 @@ from dasgrad.sampling.ahead import BatchDraws
 from dasgrad.sampling.segment_tree import LOCK, SegmentTree
 from dasgrad.targets import check_simplex
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 Stratified = Literal["none", "batch", "pass"]
 
 
@@ -62,10 +62,11 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         stratified: how the uniforms behind the draws are spread. ``"batch"`` takes one from each of B equal
             slices of [0, 1), so a batch's estimate stays unbiased and its variance is never larger than that
             of independent draws (``"none"``). ``"pass"`` also visits, within each slice, ceil(n / B) finer
-            slices in random order, one a batch, all at the same random place: over a pass of D draws an example
+            slices in random order, one a batch, all at the same place: over a pass of D draws an example
             is drawn pD times, give or take less than two, and with equal probabilities a pass is a reshuffled epoch,
-            each example drawn once (fewer than B of them twice where B does not divide n). As there, each batch
-            is unbiased, but not given the earlier batches of its pass.
+            each example drawn once (fewer than B of them twice where B does not divide n). The places of passes in a
+            row are spread as well: an example with pD far below 1 comes at nearly regular passes, not by chance twice
+            in a row. As in reshuffled epochs, each batch is unbiased, but not given the earlier ones.
         seed: of the sampler's own generator; the global one is never touched.
         device: where masses, draws and weights live.
 
