@@ -28,9 +28,10 @@ void dasgrad_own_sparse64(const int64_t*, const int64_t*, const double*, const d
                           const double* const*, const double*, double*);
 void dasgrad_quadratic_sparse64(const int64_t*, const int64_t*, const double*, const double*, int64_t, int64_t, int64_t,
                                 const double*, const double*, double*);
-void dasgrad_frozen_layers32(const void*, int64_t, int64_t, float*, double*, const void*, const float*, double, float*);
-void dasgrad_frozen_layers64(const void*, int64_t, int64_t, double*, double*, const void*, const double*, double,
-                             double*);
+void dasgrad_frozen_layer32(const void*, int64_t, float*, double*, const void*);
+void dasgrad_frozen_layer64(const void*, int64_t, double*, double*, const void*);
+void dasgrad_lengths32(const double*, const float*, double, int64_t, float*);
+void dasgrad_lengths64(const double*, const double*, double, int64_t, double*);
 void dasgrad_attention32(const void*, int64_t);
 void dasgrad_attention64(const void*, int64_t);
 void dasgrad_normalised_sums32(const float*, const float*, int64_t, int64_t, int64_t, double, float*);
@@ -107,20 +108,20 @@ void on_two_threads(void (*body)(void*), void* argument, unsigned, unsigned) {
   for (rank_of_thread = 0; rank_of_thread < 2; ++rank_of_thread) body(argument);
 }
 
-template <typename Real, typename Layer>
-void check_layer(Layer measure, const std::vector<Real>& left, const std::vector<Real>& right, int64_t examples,
-                 int64_t rows, int64_t columns, const std::vector<Real>& weight, const Real* bias, bool threaded,
-                 double tolerance) {
+template <typename Real, typename Layer, typename Roots>
+void check_layer(Layer measure, Roots take_roots, const std::vector<Real>& left, const std::vector<Real>& right,
+                 int64_t examples, int64_t rows, int64_t columns, const std::vector<Real>& weight, const Real* bias,
+                 bool threaded, double tolerance) {
   std::vector<Real> inverse(rows * columns + (bias ? rows : 0));
   std::vector<double> totals(2 * ((examples + 7) / 8 * 8));  // those of each thread
   const FrozenLayer<Real> layer = {left.data(), right.data(), weight.data(), bias, rows, columns, 2,
                                    {{0.5, 1e-3, 2.0}, {0.25, 1e-2, 3.0}}};
-  const FrozenLayer<Real> layers[2] = {layer, layer};
   const Threads threads = {threaded ? on_two_threads : nullptr, [] { return rank_of_thread; }, [] { return 2; }, 1};
   const auto weights = numbers<Real>(examples, 0.5, 2);
   std::vector<Real> lengths(examples);
-  measure(layers, threaded ? 2 : 1, examples, inverse.data(), totals.data(), &threads, weights.data(), 0.25,
-          lengths.data());
+  for (int times = 0; times < (threaded ? 2 : 1); ++times)
+    measure(&layer, examples, inverse.data(), totals.data(), &threads);
+  take_roots(totals.data(), weights.data(), 0.25, examples, lengths.data());
   for (int64_t i = 0; i < examples; ++i) {
     double expected = 0;
     for (int64_t o = 0; o < rows; ++o) {
@@ -302,10 +303,10 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
                     totals.data());
           for (int64_t i = 0; i < examples; ++i) check(totals[i], weighted[i], tolerance);
           if constexpr (sizeof(Real) == sizeof(float))
-            check_layer<Real>(dasgrad_frozen_layers32, left, right, examples, rows, columns, floor,
+            check_layer<Real>(dasgrad_frozen_layer32, dasgrad_lengths32, left, right, examples, rows, columns, floor,
                               options & 1 ? past.data() : nullptr, options & 2, tolerance);
           else
-            check_layer<Real>(dasgrad_frozen_layers64, left, right, examples, rows, columns, floor,
+            check_layer<Real>(dasgrad_frozen_layer64, dasgrad_lengths64, left, right, examples, rows, columns, floor,
                               options & 1 ? past.data() : nullptr, options & 2, tolerance);
           std::vector<Real> inverted(rows * columns);
           inverse(floor.data(), rows * columns, 0.5, 1e-3, 2.0, inverted.data());

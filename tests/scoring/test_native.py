@@ -90,7 +90,7 @@ def test_an_error_in_a_thread_reaches_the_caller():
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("shape", [(7, 3, 17), (33, 300, 20), (0, 4, 5), (150, 40, 19 * 16 + 3), (2, 0, 5), (2, 3, 0)])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_frozen_layers_are_measured_at_once(shape, num_threads, dtype, with_bias, monkeypatch):
+def test_weight_and_bias_of_a_layer_are_measured_at_once(shape, num_threads, dtype, with_bias, monkeypatch):
     monkeypatch.setattr(native, "_worthwhile_threads", lambda entries: num_threads)
     num_examples, num_rows, num_columns = shape
     generator = torch.Generator().manual_seed(0)
@@ -108,22 +108,21 @@ def test_frozen_layers_are_measured_at_once(shape, num_threads, dtype, with_bias
     wanted = left.square() * (right.square() @ (0.5 / (2 * weight.sqrt() + 0.1)).t())
     if with_bias:
         wanted += left.square() * (0.25 / (3 * bias.sqrt() + 0.2))
-    layer = native.pack_layer(
-        left.to(dtype),
-        right.to(dtype),
-        (weight.to(dtype), (2.0, 0.1, 0.5)),
-        (bias.to(dtype), (3.0, 0.2, 0.25)) if with_bias else None,
-    )
-    assert layer is not None
-    for number in (1, 3):
-        found = native.frozen_layers([layer] * number, Workspace())
-        tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-        torch.testing.assert_close(found, number * wanted.sum(1), rtol=tolerance, atol=0)
-        weights = torch.rand(num_examples, generator=generator, dtype=torch.float64) + 0.5
-        lengths = native.frozen_lengths([layer] * number, Workspace(), weights.to(dtype), 0.25)
-        assert lengths.dtype == dtype
-        roots = (number * wanted.sum(1)).sqrt() / (0.25 * weights)
-        torch.testing.assert_close(lengths.double(), roots, rtol=tolerance, atol=0)
+    factors = left.to(dtype), right.to(dtype)
+    curvatures = (weight.to(dtype), (2.0, 0.1, 0.5)), (bias.to(dtype), (3.0, 0.2, 0.25)) if with_bias else None
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    totals = native.LinearTotals(num_examples, dtype, Workspace())
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    for number in (1, 2, 3):
+        assert totals.add(*factors, *curvatures)
+        torch.testing.assert_close(totals.values, number * wanted.sum(1), rtol=tolerance, atol=0)
+    weights = torch.rand(num_examples, generator=generator, dtype=torch.float64) + 0.5
+    lengths = totals.lengths(weights.to(dtype), 0.25)
+    assert lengths.dtype == dtype
+    torch.testing.assert_close(lengths.double(), (3 * wanted.sum(1)).sqrt() / (0.25 * weights), rtol=tolerance, atol=0)
+    other = torch.float32 if dtype == torch.float64 else torch.float64
+    assert not totals.add(factors[0].to(other), factors[1].to(other), *curvatures)
+    assert totals.lengths(weights.to(other), 0.25) is None
 
 
 @needs_native

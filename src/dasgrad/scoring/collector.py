@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 
 from dasgrad.scoring import native, sums
-from dasgrad.scoring.calls import Call, Layer, version_of
+from dasgrad.scoring.calls import Call, Layer
 from dasgrad.scoring.forms import Form, Outer
 from dasgrad.scoring.measures import Measure
 from dasgrad.scoring.shortcut import LinearShortcut
 from dasgrad.scoring.workspace import Workspace
-
-_MOST_HELD = 2**20
-"""Entries of a linear layer's input and gradient that are held until the backward pass is over."""
 
 
 class Following(Protocol):
@@ -69,8 +66,8 @@ class Collector:
         self._timed = timed
         self._tape: Following = Regular()
         self._shares: dict[str, Tensor] = {}
-        self._matrices: dict[int, tuple[Layer, Tensor, int, Tensor | None, int]] = {}
-        self._together: list[native.FrozenLayer] = []
+        self._matrices: set[int] = set()
+        self._linear: native.LinearTotals | None = None
         self._repeated: dict[str, list[Form]] = {}
         self.shortcut = LinearShortcut(measures)
         self.rules: dict[str, str] = {}
@@ -80,7 +77,7 @@ class Collector:
         """Forget what was collected, and take what this tape brings."""
         self._tape = tape
         self._matrices.clear()
-        self._together.clear()
+        self._linear = None
         for found in (self._shares, self._repeated, self.shortcut.products, self.rules, self.seconds):
             found.clear()
 
@@ -110,45 +107,22 @@ class Collector:
                 self.rules[name] = call.kind
         call.release()
 
-    def take_matrix(self, layer: Layer, x: Tensor, version: int, gradient: Tensor) -> None:
+    def take_matrix(self, layer: Layer, x: Tensor, gradient: Tensor) -> None:
         """Take a linear layer's input, one row an example, and the gradient at its output, for the total alone.
 
-        They are held until `measure_matrices`, if they are small, for one call for all layers. Of several gradients
-        the first alone is taken.
-
-        Args:
-            version: `version_of` the input at the layer's call.
+        Of several gradients the first alone is taken.
         """
         if id(layer) in self._matrices:
             return
-        if x.is_cpu and x.numel() + gradient.numel() <= _MOST_HELD and (self._weights is None or self._in_the_end):
-            self._matrices[id(layer)] = (layer, x, version, gradient, version_of(gradient))
-        else:
-            self._matrices[id(layer)] = (layer, x, version, None, 0)
-            if version_of(x) == version:
-                self(layer.call((0,), (x,), {}), gradient)
-
-    def measure_matrices(self) -> str | None:
-        """Measure what `take_matrix` held, now or, where that goes together, with the total; it must be asked for next.
-
-        Returns:
-            Why nothing may be made of it: an input or a gradient was written to meanwhile.
-        """
-        matrices, self._matrices, layers = self._matrices, {}, self._together
-        for layer, x, version, gradient, version_of_gradient in matrices.values():
-            if version_of(x) != version:
-                return f"the input of {layer.kind} is overwritten after its call"
-            if gradient is None:
-                continue
-            if version_of(gradient) != version_of_gradient:
-                return "a gradient at a layer's output is overwritten"
-            found = self.shortcut.read_layer(layer.names, x, gradient)
-            if found is None or (layers and found.dtype is not layers[0].dtype):
-                with torch.no_grad():
-                    self(layer.call((0,), (x,), {}), gradient)
-            else:
-                layers.append(found)
-        return None
+        self._matrices.add(id(layer))
+        if native.supports(x) and (self._weights is None or self._in_the_end):
+            found = self.shortcut.read_layer(layer.names)
+            if found is not None:
+                if self._linear is None:
+                    self._linear = native.LinearTotals(self._num_examples, x.dtype, self._workspace)
+                if self._linear.add(gradient, x, *found):
+                    return
+        self(layer.call((0,), (x,), {}), gradient)
 
     def finish(self) -> dict[str, Tensor]:
         """By parameter what was collected, ``[B]``; the irregular ones left out."""
@@ -165,10 +139,10 @@ class Collector:
 
     def lengths(self, dtype: torch.dtype) -> Tensor:
         """``[B]``: the roots of totals, with what parameters have without any gradient."""
-        weights, layers = self._weights, self._together
+        weights = self._weights
         if self._in_the_end and weights is not None:
-            if layers and not self._shares and not self._repeated and layers[0].dtype is dtype:
-                lengths = native.frozen_lengths(layers, self._workspace, weights, self._scale)
+            if self._linear is not None and not self._shares and not self._repeated and weights.dtype is dtype:
+                lengths = self._linear.lengths(weights, self._scale)
                 if lengths is not None:
                     return lengths
             return (self._sum().sqrt() / self._factors).to(dtype)
@@ -185,12 +159,12 @@ class Collector:
 
     def _sum(self) -> Tensor:
         shares = list(self.finish().values()) if self._shares or self._repeated else []
-        if self._together:
-            shares.append(native.frozen_layers(self._together, self._workspace))
+        if self._linear is not None:
+            shares.append(self._linear.values)
         if not shares:
             device = next(iter(self._measures.values())).device
             return torch.zeros(self._num_examples, dtype=torch.float64, device=device)
-        total = shares.pop().double()
+        total = shares.pop().double()  # LinearTotals' own, where there are some, and not to be written to
         for share in shares:
             total = total + share
         return total

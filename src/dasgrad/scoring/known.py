@@ -7,8 +7,7 @@ use of the parameter, wherever it is, makes a sum, and a sum is another tensor. 
 
 - each layer is called once, with gradients, as its rule wants it, and the nodes behind its output, down to those that
   send its parameters their gradients, are of the same kinds as when it was learnt;
-- its inputs are not written to before the gradient at its output arrives, or, where layers are measured together in the
-  end, before the block is left, nor is that gradient;
+- its inputs are not written to before the gradient at its output arrives;
 - whatever arrives at a scored parameter, in any backward pass, is what its layer's node sent there, or, where that node
   was followed by a transposition when it was learnt, the transpose of it in the same memory.
 
@@ -225,9 +224,6 @@ class KnownPass:
             self._doubt("no gradient arrived at any parameter")
         if self._sent:
             self._doubt("a gradient was sent to a parameter and did not arrive")
-        if error is None and self.doubt is None:
-            with torch._C.DisableTorchFunction():
-                self.doubt = self._collector.measure_matrices()
         for call in self._calls.values():
             if call is not None:
                 call.release()
@@ -263,7 +259,7 @@ class KnownPass:
         matrix = layer.matrix_of(args, kwargs, output, self._num_examples) if dim == 0 else None
         if matrix is not None:
             self._calls[id(layer)] = None
-            take: Any = self._collector.take_matrix
+            take: Any = self._take_matrix
             what: tuple[Any, ...] = (layer, matrix, version_of(matrix))
         elif dim not in layer.dims(output, self._num_examples):
             self._doubt(f"{layer.kind} returned a tensor without the examples where they were")
@@ -337,6 +333,12 @@ class KnownPass:
             self._doubt(f"the input of {call.kind} is overwritten after its call")
         else:
             self._collector(call, gradient)
+
+    def _take_matrix(self, layer: Layer, x: Tensor, version: int, gradient: Tensor) -> None:
+        if version_of(x) != version:
+            self._doubt(f"the input of {layer.kind} is overwritten after its call")
+        else:
+            self._collector.take_matrix(layer, x, gradient)
 
     def arrived(self, name: str, gradient: Tensor) -> None:
         """Compare the gradient of a parameter with what was sent to it."""

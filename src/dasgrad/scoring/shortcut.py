@@ -3,7 +3,7 @@
 Where a layer's input is the data themselves, reading them is all the cost: logistic regression reads each
 example for the forward pass and once more for (b²)ᵀH^(−1)(x²). But x²H^(−1)ᵀ does not depend on b, and can be
 computed beside x Wᵀ; so can, with momentum, what its product with b is summed to. In a training step of a small model
-each call takes longer than its arithmetic: there weights and biases of all layers are measured in one.
+each call takes longer than its arithmetic: there weight and bias of a layer are measured in one.
 """
 
 from collections.abc import Mapping
@@ -45,13 +45,11 @@ class LinearShortcut:
             return None
         return output
 
-    def read_layer(self, names: Mapping[str, str], x: Tensor, gradient: Tensor) -> native.FrozenLayer | None:
-        """What the core needs of a small layer, from its input and the gradient at its output; None for any other.
+    def read_layer(self, names: Mapping[str, str]) -> tuple[native.Curvature, native.Curvature | None] | None:
+        """What the core needs of weight and bias of a small linear layer; None for any other.
 
         Args:
-            names: of the scored ones among its weight and bias, as measures know them.
-            x: ``[B, k]``.
-            gradient: ``[B, o]``.
+            names: of the scored ones among them, as measures know them.
         """
         if "weight" not in names:
             return None
@@ -62,4 +60,4 @@ class LinearShortcut:
         bias = self._measures[names["bias"]].curvature() if "bias" in names else None
         if weight is None or ("bias" in names and bias is None):
             return None
-        return native.pack_layer(gradient, x, weight, bias)
+        return weight, bias

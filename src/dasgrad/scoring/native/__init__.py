@@ -5,7 +5,7 @@ Without it the same formulas run in torch operations, in several passes over blo
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -299,96 +299,72 @@ def inverse_metric(curvature: Tensor, scale: float, eps: float, share: float) ->
     return inverse
 
 
-_DOUBLE = torch.empty(0, dtype=torch.float64)
 _TORCH_THREADS = ctypes.addressof(threads.TORCH)
 Curvature = tuple[Tensor, tuple[float, float, float]]
 """A contiguous v, and scale, eps and share of `inverse_metric`."""
 
 
-class FrozenLayer(NamedTuple):
-    """A linear layer as the core reads it, with the tensors it reads."""
+class LinearTotals:
+    """``[B]`` float64: adds up, linear layer by layer, (left²)ᵀ(Q right² + q), Q and q inverse metrics."""
 
-    packed: bytes
-    room: int
-    """Entries of its inverse metrics."""
-    num_threads: int
-    num_examples: int
-    dtype: torch.dtype
-    held: tuple[Tensor | None, ...]
+    def __init__(self, num_examples: int, dtype: torch.dtype, workspace: Workspace) -> None:
+        assert library is not None
+        self._num_examples = num_examples
+        self._dtype = dtype
+        self._workspace = workspace
+        self._num_threads = torch.get_num_threads()
+        wide = dtype is torch.float64
+        self._measure = library.dasgrad_frozen_layer64 if wide else library.dasgrad_frozen_layer32
+        self._take_roots = library.dasgrad_lengths64 if wide else library.dasgrad_lengths32
+        # Of each thread, where a vector may begin.
+        self._totals = torch.zeros(self._num_threads * (-(-num_examples // 8) * 8), dtype=torch.float64)
 
+    @property
+    def values(self) -> Tensor:
+        """Of all layers so far."""
+        return self._totals[: self._num_examples]
 
-def pack_layer(left: Tensor, right: Tensor, weight: Curvature, bias: Curvature | None) -> FrozenLayer | None:
-    """What the core needs of a linear layer; None where it does not take tensors of these types.
-
-    Args:
-        left: ``[B, o]``, the gradient at its output.
-        right: ``[B, k]``, its input.
-        weight: what is known of its weight.
-        bias: and of its bias, if that is to be measured.
-    """
-    (curvature, coefficients), (of_bias, of_bias_coefficients) = weight, bias or (None, weight[1])
-    dtype = right.dtype
-    if not supports(right) or not (left.dtype is curvature.dtype is dtype):
-        return None
-    left, right = left.contiguous(), right.contiguous()
-    num_examples, num_columns = right.shape
-    num_rows = left.shape[1]
-    assert left.shape[0] == num_examples
-    assert curvature.shape == (num_rows, num_columns)
-    assert curvature.is_contiguous()
-    if of_bias is not None:
-        if of_bias.dtype is not dtype:
+    def lengths(self, weights: Tensor, scale: float) -> Tensor | None:
+        """``[B]``: √total / (scale · weight); None for weights that are not of the layers' type."""
+        if weights.dtype is not self._dtype or not weights.is_cpu or not weights.is_contiguous():
             return None
-        assert of_bias.shape == (num_rows,)
-        assert of_bias.is_contiguous()
-    size = num_rows * num_columns
-    num_threads = _worthwhile_threads(num_examples * size * 2)
-    packed = FROZEN_LAYER.pack(
-        left.data_ptr(), right.data_ptr(), curvature.data_ptr(), 0 if of_bias is None else of_bias.data_ptr(),
-        num_rows, num_columns, num_threads, *coefficients, *of_bias_coefficients,
-    )  # fmt: skip
-    return FrozenLayer(packed, size + num_rows, num_threads, num_examples, dtype, (left, right, curvature, of_bias))
+        assert weights.shape == (self._num_examples,)
+        lengths = torch.empty_like(weights)
+        self._take_roots(self._totals.data_ptr(), weights.data_ptr(), scale, self._num_examples, lengths.data_ptr())
+        return lengths
 
+    def add(self, left: Tensor, right: Tensor, weight: Curvature, bias: Curvature | None) -> bool:
+        """Measure a layer; False, and nothing is added, where it is of another type.
 
-def frozen_layers(layers: Sequence[FrozenLayer], workspace: Workspace) -> Tensor:
-    """``[B]`` float64: Σ over layers of (left²)ᵀ(Q right² + q), Q and q the inverse metrics of weight and bias.
-
-    All must be of one type and number of examples.
-    """
-    room = _measure_layers(layers, workspace, None, 0.0, None)
-    return room[: layers[0].num_examples].clone()
-
-
-def frozen_lengths(layers: Sequence[FrozenLayer], workspace: Workspace, weights: Tensor, scale: float) -> Tensor | None:
-    """``[B]``: √total / (scale · weight) of the totals of `frozen_layers`; None for weights not of the layers' type."""
-    if weights.dtype is not layers[0].dtype or not weights.is_cpu or not weights.is_contiguous():
-        return None
-    assert weights.shape == (layers[0].num_examples,)
-    lengths = torch.empty_like(weights)
-    _measure_layers(layers, workspace, weights.data_ptr(), scale, lengths.data_ptr())
-    return lengths
-
-
-def _measure_layers(
-    layers: Sequence[FrozenLayer], workspace: Workspace, weights: int | None, scale: float, lengths: int | None
-) -> Tensor:
-    """A buffer of the workspace that begins with the totals."""
-    num_examples, dtype = layers[0].num_examples, layers[0].dtype
-    largest, most_threads, packed = 0, 1, b""
-    for layer in layers:
-        assert layer.dtype is dtype
-        assert layer.num_examples == num_examples
-        largest = max(largest, layer.room)
-        most_threads = max(most_threads, layer.num_threads)
-        packed += layer.packed
-    start = most_threads * (-(-num_examples // 8) * 8)  # totals of each thread, so that all begin where a vector may
-    room = workspace.reserve("frozen layers", start + largest, _DOUBLE)
-    totals = room.data_ptr()
-    inverse = totals + start * _DOUBLE.itemsize
-    assert library is not None
-    function = library.dasgrad_frozen_layers32 if dtype is torch.float32 else library.dasgrad_frozen_layers64
-    function(packed, len(layers), num_examples, inverse, totals, _TORCH_THREADS, weights, scale, lengths)
-    return room
+        Args:
+            left: ``[B, o]``, the gradient at its output.
+            right: ``[B, k]``, its input.
+            weight: what is known of its weight.
+            bias: and of its bias, if that is to be measured.
+        """
+        (curvature, coefficients), (of_bias, of_bias_coefficients) = weight, bias or (None, weight[1])
+        dtype = self._dtype
+        if not (left.dtype is right.dtype is curvature.dtype is dtype) or not (
+            of_bias is None or of_bias.dtype is dtype
+        ):
+            return False
+        left, right = left.contiguous(), right.contiguous()
+        num_examples, num_columns = right.shape
+        num_rows = left.shape[1]
+        assert left.is_cpu
+        assert left.shape[0] == num_examples == self._num_examples
+        assert curvature.shape == (num_rows, num_columns)
+        assert curvature.is_contiguous()
+        assert of_bias is None or (of_bias.shape == (num_rows,) and of_bias.is_contiguous())
+        size = num_rows * num_columns
+        packed = FROZEN_LAYER.pack(
+            left.data_ptr(), right.data_ptr(), curvature.data_ptr(), 0 if of_bias is None else of_bias.data_ptr(),
+            num_rows, num_columns, min(self._num_threads, _worthwhile_threads(num_examples * size * 2)),
+            *coefficients, *of_bias_coefficients,
+        )  # fmt: skip
+        inverse = self._workspace.reserve("inverse metrics", size + num_rows, curvature)
+        self._measure(packed, num_examples, inverse.data_ptr(), self._totals.data_ptr(), _TORCH_THREADS)
+        return True
 
 
 def own_sparse_products(left_B: Tensor, right: SparseOuter, arrays: Arrays, coefficients: Coefficients) -> Tensor:

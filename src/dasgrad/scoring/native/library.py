@@ -62,21 +62,21 @@ class Attention(ctypes.Structure):
 _ATTENTION = (None, [ctypes.POINTER(Attention), INTEGER])
 _ROWS = (INTEGER, [ctypes.POINTER(TableRows)])
 _PRODUCTS = (None, [ctypes.POINTER(Products)])
-_LAYERS = (
-    None,
-    [ctypes.c_char_p, INTEGER, INTEGER, POINTER, POINTER, POINTER, POINTER, ctypes.c_double, POINTER],
-)
+_LAYER = (None, [ctypes.c_char_p, INTEGER, POINTER, POINTER, POINTER])
+_LENGTHS = (None, [POINTER, POINTER, ctypes.c_double, INTEGER, POINTER])
 library = shared_library.load(
     Path(__file__).parent,
     "measures",
     {
         "dasgrad_attention32": _ATTENTION,
         "dasgrad_attention64": _ATTENTION,
-        "dasgrad_frozen_layers32": _LAYERS,
-        "dasgrad_frozen_layers64": _LAYERS,
+        "dasgrad_frozen_layer32": _LAYER,
+        "dasgrad_frozen_layer64": _LAYER,
         "dasgrad_has_sums_of_products": (INTEGER, []),
         "dasgrad_inverse_metric32": _INVERSE,
         "dasgrad_inverse_metric64": _INVERSE,
+        "dasgrad_lengths32": _LENGTHS,
+        "dasgrad_lengths64": _LENGTHS,
         "dasgrad_linear_with_squares16": _LINEAR,
         "dasgrad_linear_with_squares32": _LINEAR,
         "dasgrad_linear_with_squares64": _LINEAR,

@@ -29,9 +29,9 @@
 //
 // `inverse_metric`: share / (scale sqrt(v) + eps), the metric's inverse, in one pass.
 //
-// `frozen_layers`: both of these for weights and biases of several layers in one call, from v to the sum of what they add
-// to each example, for training steps so small that calls take longer than their arithmetic. It is given the caller's
-// threads. From the sums to scores it is sqrt(total) / (scale weight).
+// `frozen_layer`: both of these for weight and bias of a layer in one call, from v to what they add to each example, for
+// training steps so small that calls take longer than their arithmetic. It is given the caller's threads. `lengths`: from
+// such sums to scores, sqrt(total) / (scale weight).
 //
 // `normalised_sums`: sum_t g_t (x_t - mean x_t) / sqrt(var x_t + eps), the gradient of a layer norm's weight.
 //
@@ -1114,27 +1114,21 @@ void measure_examples(const FrozenLayer<Real>& layer, int64_t num_examples, Real
 // Totals of a thread begin at whole vectors.
 constexpr int64_t whole_totals(int64_t num_examples) { return (num_examples + 7) / 8 * 8; }
 
-// `inverse`: room for both metrics of each layer; `totals`: for those of each thread.
+// Adds to totals what a layer says of each example. `inverse`: room for both of its metrics; `totals`: for those of each
+// thread, the first of which are added to.
 template <typename Real>
-void measure_layers(const FrozenLayer<Real>* layers, int64_t num_layers, int64_t num_examples, Real* inverse,
-                    double* totals, Threads threads) {
+void measure_layer(const FrozenLayer<Real>& layer, int64_t num_examples, Real* inverse, double* totals,
+                   Threads threads) {
+  threads.number = layer.num_threads;
+  if (layer.num_rows <= kRowsAtOnce * layer.num_threads)
+    return measure_examples(layer, num_examples, inverse, totals, threads);
   const int64_t step = whole_totals(num_examples);
-  int64_t most_threads = 1;
-  for (int64_t k = 0; k < num_layers; ++k) most_threads = std::max(most_threads, layers[k].num_threads);
-  std::fill(totals, totals + most_threads * step, 0.0);
-  for (int64_t k = 0; k < num_layers; ++k) {
-    const FrozenLayer<Real>& layer = layers[k];
-    threads.number = layer.num_threads;
-    if (layer.num_rows <= kRowsAtOnce * layer.num_threads) {
-      measure_examples(layer, num_examples, inverse, totals, threads);
-      continue;
-    }
-    share_out(threads, layer.num_rows, [&](int64_t first, int64_t last) {
-      const int64_t rank = threads.parallel && threads.number > 1 ? threads.rank() : 0;
-      measure_rows(layer, num_examples, first, last, inverse + first * layer.num_columns, totals + rank * step);
-    });
-  }
-  for (int64_t rank = 1; rank < most_threads; ++rank)
+  std::fill(totals + step, totals + layer.num_threads * step, 0.0);
+  share_out(threads, layer.num_rows, [&](int64_t first, int64_t last) {
+    const int64_t rank = threads.parallel && threads.number > 1 ? threads.rank() : 0;
+    measure_rows(layer, num_examples, first, last, inverse + first * layer.num_columns, totals + rank * step);
+  });
+  for (int64_t rank = 1; rank < layer.num_threads; ++rank)
     for (int64_t i = 0; i < num_examples; ++i) totals[i] += totals[rank * step + i];
 }
 
@@ -1287,21 +1281,24 @@ DASGRAD_EXPORT void dasgrad_quadratic64(const double* left, const double* right,
   quadratic(Quadratic<double>{left, num_rows, right, num_examples, num_rows, num_columns, matrix, bias, false, totals});
 }
 
-// `weights` null: totals alone; else lengths, too.
-DASGRAD_EXPORT void dasgrad_frozen_layers32(const FrozenLayer<float>* layers, int64_t num_layers,
-                                            int64_t num_examples, float* inverse, double* totals,
-                                            const Threads* threads, const float* weights, double scale,
-                                            float* lengths) {
-  measure_layers(layers, num_layers, num_examples, inverse, totals, *threads);
-  if (weights) take_roots(totals, weights, scale, num_examples, lengths);
+DASGRAD_EXPORT void dasgrad_frozen_layer32(const FrozenLayer<float>* layer, int64_t num_examples, float* inverse,
+                                           double* totals, const Threads* threads) {
+  measure_layer(*layer, num_examples, inverse, totals, *threads);
 }
 
-DASGRAD_EXPORT void dasgrad_frozen_layers64(const FrozenLayer<double>* layers, int64_t num_layers,
-                                            int64_t num_examples, double* inverse, double* totals,
-                                            const Threads* threads, const double* weights, double scale,
-                                            double* lengths) {
-  measure_layers(layers, num_layers, num_examples, inverse, totals, *threads);
-  if (weights) take_roots(totals, weights, scale, num_examples, lengths);
+DASGRAD_EXPORT void dasgrad_frozen_layer64(const FrozenLayer<double>* layer, int64_t num_examples, double* inverse,
+                                           double* totals, const Threads* threads) {
+  measure_layer(*layer, num_examples, inverse, totals, *threads);
+}
+
+DASGRAD_EXPORT void dasgrad_lengths32(const double* totals, const float* weights, double scale, int64_t num_examples,
+                                      float* lengths) {
+  take_roots(totals, weights, scale, num_examples, lengths);
+}
+
+DASGRAD_EXPORT void dasgrad_lengths64(const double* totals, const double* weights, double scale, int64_t num_examples,
+                                      double* lengths) {
+  take_roots(totals, weights, scale, num_examples, lengths);
 }
 
 // `coefficients`: gain, slope, sign, eps. `arrays`: floor, past, decay or null, offset or null.
