@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dasgrad
-from dasgrad.scoring import footprint
+from dasgrad.scoring import footprint, own
+from dasgrad.scoring.measures import quadratic
 from dasgrad.scoring.probe import NUM_PROBED
 from scoring import problems
 
@@ -75,6 +76,27 @@ def test_a_chunk_is_cut_into_even_blocks_with_the_same_scores(num_examples, size
     for _ in range(2):  # what is found out in the first call does not change how data are cut
         torch.testing.assert_close(scorer(*data), expected, rtol=1e-12, atol=0)
         assert large_sizes(model) == sizes
+
+
+@pytest.mark.parametrize(
+    ("preconditioner", "module", "what"), [("own", own, "read_terms"), ("frozen", quadratic, "inverse_of")]
+)
+@pytest.mark.parametrize(("num_examples", "blocks"), [(8, 1), (17, 3)])
+def test_what_measures_keep_is_computed_before_the_first_of_several_blocks(
+    preconditioner, module, what, num_examples, blocks, eight_at_once, monkeypatch
+):
+    """Else it would lie among what the first block holds, and keep the others from using that memory as a whole."""
+    model = problems.seeded(Network)
+    data = problems.classification(n=num_examples)
+    scorer = scorer_of(model, preconditioner=preconditioner)
+    scorer(*data)  # looks at a few examples
+    model.sizes.clear()
+    compute, seen = getattr(module, what), []
+    monkeypatch.setattr(module, what, lambda *args: seen.append(len(model.sizes)) or compute(*args))
+    scorer(*data)
+    assert len(model.sizes) == blocks
+    assert len(seen) == 4  # once a parameter
+    assert max(seen) == (0 if blocks > 1 else 1)
 
 
 def test_what_a_layer_keeps_for_its_rule_counts_where_autograd_saves_nothing(eight_at_once, monkeypatch):

@@ -82,7 +82,11 @@ class Engine:
         self._probed.add(probe.kind_of(data, layout.params))
 
     def block_size(self, function: LossFunction, layout: Layout, measures: Mapping[str, Measure], data: Any) -> int:
-        """How many of these examples are scored at once, by what a pass holds of each; all of them on a GPU."""
+        """How many of these examples are scored at once, by what a pass holds of each; all of them on a GPU.
+
+        Where that is not all of them, measures are prepared: what they keep from pass to pass would else come to lie
+        among the activations of the first, whose memory the next could not use as a whole.
+        """
         num_examples = nested.count_examples(data)
         leaves = nested.leaves(data)
         if num_examples <= footprint.FEWEST or not all(leaf.device.type == "cpu" for leaf in leaves):
@@ -95,6 +99,9 @@ class Engine:
             tape = self.tape(layout, tensors, collector)
             tape.shortcut = collector.shortcut
             self._block_sizes[key] = footprint.fitting(footprint.bytes_an_example(tape, function, tensors, few))
+        if self._block_sizes[key] < num_examples:
+            for measure in measures.values():
+                measure.prepare()
         return self._block_sizes[key]
 
     def tape(self, layout: Layout, tensors: Mapping[str, Tensor], collector: Collector) -> Tape:

@@ -30,6 +30,10 @@ class Measure(ABC):
         return self._base
 
     @abstractmethod
+    def prepare(self) -> None:
+        """Compute now what is kept of the optimizer's state; else that is done when it is first needed."""
+
+    @abstractmethod
     def of_entries(self, gradients_B: Tensor) -> Tensor:
         """``[b, shape.numel()] -> [b]``: Σₖ fₖ(gₖ) − fₖ(0); may use up its argument."""
 

@@ -29,6 +29,9 @@ class ElementwiseMeasure(Measure):
             nothing = torch.zeros((1, *self.shape), dtype=dtype, device=self.device)
             self._base = self._measure(nothing, view)[0].double()
 
+    def prepare(self) -> None:
+        """Nothing is kept."""
+
     def of_entries(self, gradients_B: Tensor) -> Tensor:
         total = self._measure(gradients_B.view(len(gradients_B), *self.shape), self._view)
         return total if self._base is None else total - self._base
@@ -61,6 +64,9 @@ class OwnMeasure(Measure):
             dtype = torch.promote_types(view.param.dtype, torch.float32)
             nothing = torch.zeros((1, self.shape.numel()), dtype=dtype, device=self.device)
             self._base = own.sum_entries(self._terms_in(dtype), nothing)[0].double() * view.lr_share
+
+    def prepare(self) -> None:
+        self._terms_in(torch.promote_types(self._view.param.dtype, torch.float32))
 
     def of_entries(self, gradients_B: Tensor) -> Tensor:
         gradients = precise(gradients_B)

@@ -46,6 +46,9 @@ class QuadraticMeasure(Measure):
     def _quadratic(self) -> Tensor | None:
         return None if self._read_quadratic is None else self._read_quadratic()
 
+    def prepare(self) -> None:
+        self.polynomial()
+
     def polynomial(self) -> tuple[Tensor | None, Tensor | None]:
         return self._quadratic, self._cross
 
