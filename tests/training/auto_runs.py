@@ -1,6 +1,7 @@
 """Small runs with ``refresh="auto"``: data with much or nothing to win, a loader, a loop over it, a made-up clock."""
 
 import itertools
+import math
 
 import torch
 from torch import nn
@@ -25,6 +26,10 @@ def make_data(rare):
         return inputs, inputs.sum(1) + torch.where(torch.arange(NUM_EXAMPLES) % 20 == 0, 30 * noise, 0.1 * noise)
     inputs = inputs / inputs.norm(dim=1, keepdim=True)
     return inputs, inputs.sum(1) + 100 * noise.sign()
+
+
+LAVISH = {"most_scoring": math.inf}
+"""Options of an `AutoRefresh` that decides by its forecast alone, whatever was spent."""
 
 
 def build(auto, rare=True, seed=0, data=None, score="gradient", **options):

@@ -12,7 +12,7 @@ from dasgrad.training import AutoRefresh, Costs, Diagnosis
 from dasgrad.training.beliefs import USUAL_NOISE, NoiseBelief
 from dasgrad.training.forecast import Noise
 from dasgrad.training.stopwatch import Stopwatch
-from training.auto_runs import BATCH_SIZE, CHEAP, DEAR, NUM_EXAMPLES, build, make_data, train
+from training.auto_runs import BATCH_SIZE, CHEAP, DEAR, LAVISH, NUM_EXAMPLES, build, make_data, train
 
 
 def test_it_rescores_where_a_few_examples_carry_the_gradient():
@@ -28,7 +28,7 @@ def test_it_rescores_where_a_few_examples_carry_the_gradient():
 
 @pytest.mark.parametrize(("costs", "rare"), [(DEAR, True), (CHEAP, False)], ids=["too dear", "nothing to win"])
 def test_where_it_does_not_pay_passes_are_reshuffled_and_weights_one(costs, rare):
-    model, optimizer, loader = build(AutoRefresh(costs=costs), rare)
+    model, optimizer, loader = build(AutoRefresh(costs=costs, **LAVISH), rare)
     drawn, weights = [], []
 
     def note(batch):
@@ -51,7 +51,7 @@ def test_a_small_promise_is_not_enough():
     assert steps < 0.78
     for factor, worth, decision in ((0.82, 0.8, "off"), (0.78, 0.8, "refresh"), (0.82, 0.9, "refresh")):
         costs = Costs(step=1.0, example=(factor / steps - 1) * 16 / NUM_EXAMPLES)
-        model, optimizer, loader = build(AutoRefresh(worth=worth, costs=costs))
+        model, optimizer, loader = build(AutoRefresh(worth=worth, costs=costs, **LAVISH))
         train(model, optimizer, loader, 17)
         assert loader.diagnosis().decision == decision
 
@@ -122,6 +122,7 @@ def test_every_part_of_a_state_is_kept():
         "memory": {"name": "gradient", "left": [0.9, 0.8, 0.7], "squares": None},
         "scoring_seconds": {"gradient": 7.0},
         "lost": 0.8,
+        "spent": 21.0,
         "num_looked_at": 9,
         "look_seconds": 1.5,
         "example_seconds": 0.01,
@@ -148,7 +149,7 @@ def test_states_of_another_version_are_refused_by_number():
     loader = build("auto")[2]
     state = loader.state_dict()
     (key,) = (key for key, value in state.items() if isinstance(value, dict) and "auto" in value)
-    with pytest.raises(ValueError, match=r"state of version 4 of 'auto', got 2\."):
+    with pytest.raises(ValueError, match=r"state of version 5 of 'auto', got 2\."):
         loader.load_state_dict({**state, key: {**state[key], "auto": 2}})
 
 
@@ -273,7 +274,10 @@ def test_words_and_numbers():
     assert "would not pay" in str(off)
     assert "a batch four times as large would do more" in str(off)
     assert off.brief.startswith("uniform draws")
-    assert "nothing was measured yet" in str(Diagnosis(1, "wait"))
+    early = Diagnosis(1, "wait")
+    assert str(early) == "Step 1: it is too early for scores to pay, and draws are uniform."
+    assert "as long as 50 steps" in str(Diagnosis(16, "wait", 0.001, 0.05))
+    assert early.brief.startswith("uniform draws")
 
 
 def test_without_a_scorer_there_is_no_diagnosis():

@@ -9,10 +9,10 @@ import dasgrad
 from dasgrad.training import AutoRefresh, Costs, trials
 from dasgrad.training import auto as auto_module
 from dasgrad.training.beliefs import USUAL_NOISE, AgingBelief
-from dasgrad.training.findings import HARDLY, Option
+from dasgrad.training.findings import HARDLY, Option, draw_examples
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
 from dasgrad.training.memory import RETAINED, ScoreMemory
-from training.auto_runs import BATCH_SIZE, CHEAP, DEAR, NUM_EXAMPLES, build, build_timed, train
+from training.auto_runs import BATCH_SIZE, CHEAP, DEAR, LAVISH, NUM_EXAMPLES, build, build_timed, train
 
 USUAL = Noise(USUAL_NOISE * BATCH_SIZE, BATCH_SIZE)
 """What is believed of the noise where it was not measured."""
@@ -90,7 +90,7 @@ def test_looks_grow_by_eight_and_up_to_a_limit_where_they_cost_next_to_nothing(l
 @pytest.mark.parametrize("rare", [False, True], ids=["nothing to win", "much to win"])
 def test_dear_looks_are_put_off_the_less_the_more_is_to_be_won(rare):
     """64 examples at 3 · 0.1 s take 19.2 s: 1 % of 1,920 steps, and up to twenty times as much of fewer."""
-    auto = AutoRefresh(num_audited=64, costs=Costs(step=1.0, example=0.1))
+    auto = AutoRefresh(num_audited=64, costs=Costs(step=1.0, example=0.1), **LAVISH)
     model, optimizer, loader = build(auto, rare)
     train(model, optimizer, loader, 17)
     found = loader.diagnosis()
@@ -225,7 +225,7 @@ def test_scores_of_a_trial_are_not_those_of_another_scorer_other_examples_or_a_l
 def test_a_look_takes_no_scores_of_a_trial_at_an_earlier_one(looks):
     auto, (model, optimizer, loader), _ = build_timed(options={"num_audited": 32})
     train(model, optimizer, loader, 20)
-    chosen = auto._choose(loader, 24, 400)
+    chosen = draw_examples(loader.sampler, 24, 400)
     auto._costs._tried = (loader.scorer, chosen, torch.full((400,), 7.0))  # as where all were scored instead
     train(model, optimizer, loader, 5)
     assert looks[-1][0] == 24
@@ -462,7 +462,7 @@ def test_scores_of_all_that_win_a_little_are_made_again_the_sooner_the_more_they
 
 def test_scores_of_all_that_are_too_dear_to_make_again_are_used_until_they_pay(flat):
     """They take 100 steps and are there by the look at step 16: what they cost is spent, so they are worth keeping."""
-    _, model, optimizer, loader = flat(100.0)
+    _, model, optimizer, loader = flat(100.0, options=LAVISH)
     train(model, optimizer, loader, 17)
     found = loader.diagnosis()
     assert (found.step, found.decision) == (16, "refresh")
@@ -483,7 +483,7 @@ def test_scores_of_all_that_are_too_dear_to_make_again_are_used_until_they_pay(f
 
 
 def test_scores_of_all_that_have_aged_and_are_too_dear_to_make_again_are_forgotten_until_they_pay(flat):
-    auto, model, optimizer, loader = flat(100.0)
+    auto, model, optimizer, loader = flat(100.0, options=LAVISH)
     train(model, optimizer, loader, 17)
     fresh = loader.diagnosis().noise_left_fresh
     auto._left_then = 0.9  # as if they had aged so much
@@ -518,8 +518,8 @@ def look_at(monkeypatch):
     """What is found at step 16 where scores take so long, by name; the last layer's take too long to be chosen."""
 
     def look(change=None, score="gradient", **seconds):
-        auto, (model, optimizer, loader), _ = build_timed(options={"worth": 1.0}, score=score)
-        monkeypatch.setattr(auto, "seconds_of", lambda name, loader: {"last_layer": 1e9, **seconds}[name])
+        auto, (model, optimizer, loader), _ = build_timed(options={"worth": 1.0, **LAVISH}, score=score)
+        monkeypatch.setattr(auto._costs, "of_all", lambda name, number: {"last_layer": 1e9, **seconds}[name])
         if change is not None:
             scores_of = auto._costs.scores_of
             monkeypatch.setattr(auto._costs, "scores_of", lambda *args: change(args[1].score, *scores_of(*args)))

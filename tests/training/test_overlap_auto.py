@@ -84,6 +84,7 @@ def test_what_training_loses_is_slower_steps_and_the_wait_in_the_end(waited, los
     state = auto.state_dict()
     assert state["lost"] == pytest.approx(lost)
     assert state["scoring_seconds"] == {"dasgrad": 10.0}
+    assert state["spent"] == pytest.approx(10 * lost)
 
 
 @pytest.mark.parametrize("lost", [-0.1, 1.1])

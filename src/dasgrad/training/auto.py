@@ -22,11 +22,10 @@ from torch import Tensor
 
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.names import score_name
-from dasgrad.training import generators
 from dasgrad.training.beliefs import Beliefs, NoiseBelief
 from dasgrad.training.costs import Costs, ScoringCosts
 from dasgrad.training.diagnosis import Decision, Diagnosis
-from dasgrad.training.findings import HARDLY, Found, Option, choose
+from dasgrad.training.findings import HARDLY, Found, Option, choose, draw_examples
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
 from dasgrad.training.memory import ScoreMemory
 from dasgrad.training.refresh import StepCounter
@@ -37,15 +36,13 @@ from dasgrad.training.trials import Trial
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
-STATE_VERSION = 4  # version 3 had no memory of scores
+STATE_VERSION = 5  # version 4 did not add up what was spent on scoring
 _LARGEST_AUDIT, _AUDIT_GROWTH = 4096, 8
 """Examples looked at: no more than these, and than so many times those of the last look, by which the cost is known."""
 _DEARER = 3
 """How many times as long the exact score takes as a cheaper one that is worth trying."""
 _LASTING = 2
 """Looks over which the cost of a refresh is spread: its scores mostly outlast the first."""
-_MARGIN = 1.5
-"""Scoring beside training is given so many times the steps that it should take."""
 _GRADIENTS = 3
 """Looking at one example more takes about so many times its share of scoring all: its score and gradients of halves."""
 _CALLS = 4
@@ -65,6 +62,8 @@ class AutoRefresh(StepCounter):
             out what passes without replacement save.
         most_auditing: the share of the training time that looks may take where nothing is to be won, up to twenty
             times that where much is; they are put off where they would take more.
+        most_scoring: what scoring may have taken, over the time of the steps so far. Early in training noise
+            is not what holds it up, and scores go stale within tens of steps: a forecast promises too much there.
         costs: in seconds; None measures them.
         clock: seconds since some time, for steps on a CPU and for scoring; None is ``time.perf_counter``.
     """
@@ -77,24 +76,28 @@ class AutoRefresh(StepCounter):
         growth: float = 1.5,
         worth: float = 0.85,
         most_auditing: float = 0.01,
+        most_scoring: float = 0.3,
         costs: Costs | None = None,
         clock: Clock | None = None,
     ) -> None:
         for name, value in (("num_audited", num_audited), ("first", first)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 2:
                 raise ValueError(f"`AutoRefresh({name}=...)` must be an integer of at least 2, got {value!r}.")
-        if not 1 < growth < float("inf"):
-            raise ValueError(f"`AutoRefresh(growth=...)` must be above 1, got {growth!r}.")
-        if not 0 < worth <= 1:
-            raise ValueError(f"`AutoRefresh(worth=...)` must be in (0, 1], got {worth!r}.")
-        if not 0 < most_auditing < 1:
-            raise ValueError(f"`AutoRefresh(most_auditing=...)` must be in (0, 1), got {most_auditing!r}.")
+        for name, share, fits, allowed in (
+            ("growth", growth, 1 < growth < math.inf, "above 1"),
+            ("worth", worth, 0 < worth <= 1, "in (0, 1]"),
+            ("most_auditing", most_auditing, 0 < most_auditing < 1, "in (0, 1)"),
+            ("most_scoring", most_scoring, most_scoring > 0, "positive"),
+        ):
+            if not fits:
+                raise ValueError(f"`AutoRefresh({name}=...)` must be {allowed}, got {share!r}.")
         clock = time.perf_counter if clock is None else clock
         super().__init__(clock)
         self._num_audited = num_audited
         self._growth = growth
         self._worth = worth
         self._most_auditing = most_auditing
+        self._most_scoring = most_scoring
         self._costs = ScoringCosts(costs, clock)
         self._cheaper = CheaperScores()
         self._next_look = first
@@ -155,6 +158,13 @@ class AutoRefresh(StepCounter):
             tried = self._try_out(loader, loader.scorer, step)
             if first:
                 self._look_seconds = _CALLS * tried.seconds(self._num_audited, self._num_audited)
+        affordable = self._affordable_at(loader, step_seconds)
+        if affordable > step and not loader.sampler.refreshed:  # nothing to decide
+            self._next_look = min(step + interval, math.ceil(affordable))
+            if self.last.decision == "wait":
+                name = score_name(loader.scorer)
+                self.last = Diagnosis(step, "wait", step_seconds, self.seconds_of(name, loader), name)
+            return
         if self._scores_are_cheap(loader):
             self._look_at_all(loader, step_seconds, interval)
             return
@@ -170,6 +180,12 @@ class AutoRefresh(StepCounter):
         self._carry_out(loader, best, found.noise, found.fresh)
         assert self._look_seconds is not None
         self._next_look = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
+
+    def _affordable_at(self, loader: "AdaptiveLoader", step_seconds: float) -> float:
+        """The step from which on all examples may be scored once more."""
+        assert loader.scorer is not None
+        seconds = self._costs.spent + self._costs.taken_from_training(score_name(loader.scorer), loader)
+        return seconds / (self._most_scoring * step_seconds)
 
     def _scores_are_cheap(self, loader: "AdaptiveLoader") -> bool:
         """Whether all examples are scored in the time of a few looks, most of which can be the calls, as on a GPU."""
@@ -197,7 +213,8 @@ class AutoRefresh(StepCounter):
         fresh, before = self.last.noise_left_fresh, None
         if sampler.refreshed:
             best = draws_by("keep", aging.age(self._left_then))
-            if with_cost(draws_by("refresh", fresh)) > min(self._worth, best.factor - HARDLY):
+            affordable = self._affordable_at(loader, step_seconds) <= step
+            if not affordable or with_cost(draws_by("refresh", fresh)) > min(self._worth, best.factor - HARDLY):
                 self._num_kept += 1
             else:
                 before = sampler.weights
@@ -248,7 +265,7 @@ class AutoRefresh(StepCounter):
         """
         scorer, sampler = loader.scorer, loader.sampler
         assert scorer is not None
-        indices = chosen = self._choose(loader, step, number)
+        indices = chosen = draw_examples(loader.sampler, step, number)
         chunks = chosen.split(loader.scoring_chunk_size)
         if not self._costs.is_known(score_name(scorer)):
             self._try_out(loader, scorer, step)  # for `examine`
@@ -282,7 +299,7 @@ class AutoRefresh(StepCounter):
         if step_seconds is None:
             return least <= self._worth
         assert loader.scorer is not None
-        seconds = self._seconds_lost(loader, self.seconds_of(score_name(loader.scorer), loader))
+        seconds = self._costs.taken_from_training(score_name(loader.scorer), loader)
         cost = seconds / (_LASTING * self._interval(step) * step_seconds)
         return least * (1 + cost) <= self._worth or least * (1 + cost / _DEARER) < CLEARLY * self._worth
 
@@ -310,11 +327,11 @@ class AutoRefresh(StepCounter):
     def diagnose(self, loader: "AdaptiveLoader") -> Diagnosis:
         """What was found at the last look; the noise, where that decided nothing and was not measured, is now."""
         last, step_seconds = self.last, self.last.step_seconds
-        if self._failure or step_seconds is None or last.noise_scale is not None:
+        if self._failure or step_seconds is None or last.noise_scale is not None or last.decision == "wait":
             return last
-        chunks = self._choose(loader, self.num_steps + 1, self._num_audited).split(loader.scoring_chunk_size)
+        indices = draw_examples(loader.sampler, self.num_steps + 1, self._num_audited)
         belief = NoiseBelief()  # decisions do not depend on who asks
-        self._measure_noise(loader, chunks, belief)
+        self._measure_noise(loader, indices.split(loader.scoring_chunk_size), belief)
         noise = belief.at(loader.batch_size)
         larger = noise.larger_batch_factor(4, step_seconds, self._example_seconds)
         self.last = replace(last, noise_scale=noise.measured_scale, larger_batch_factor=larger)
@@ -327,35 +344,27 @@ class AutoRefresh(StepCounter):
         if loader.sampler.refreshed:
             left = self._beliefs.aging.on_average(found.now)
             options.append(Option("keep", found.noise.steps_factor(left), found.now, left))
+        if self._affordable_at(loader, step_seconds) > self.num_steps + 1:
+            return options
         training = _LASTING * interval * step_seconds
 
         def refreshing(scorer: ExampleScorer, fresh: float) -> Option:
-            seconds = self.seconds_of(score_name(scorer), loader)
             left = self._beliefs.aging.on_average(fresh)
             if loader.overlap != 0:  # draws stay what they are until then
-                late = min(1.0, self._steps_beside(loader, seconds, step_seconds) / (_LASTING * interval))
+                steps = self._costs.steps_beside(score_name(scorer), loader, step_seconds)
+                late = min(1.0, steps / (_LASTING * interval))
                 left = late * min(1.0, found.now) + (1 - late) * left
-            cost = 1 + self._seconds_lost(loader, seconds) / training
+            cost = 1 + self._costs.taken_from_training(score_name(scorer), loader) / training
             return Option("refresh", cost * found.noise.steps_factor(left), fresh, left, scorer)
 
         exact = refreshing(scorer, found.fresh)
         options.append(exact)
         # Cheaper scores are tried where one that costs so much less and leaves as little noise would change the choice.
-        seconds = self._seconds_lost(loader, self.seconds_of(score_name(scorer), loader))
+        seconds = self._costs.taken_from_training(score_name(scorer), loader)
         ideal = exact.factor * (1 + seconds / _DEARER / training) / (1 + seconds / training)
         if ideal < CLEARLY * min(self._worth, *(option.factor for option in options)) and self._costs.given is None:
             options += self._cheaper_options(loader, found, exact, refreshing)
         return options
-
-    def _steps_beside(self, loader: "AdaptiveLoader", seconds: float, step_seconds: float) -> int:
-        """K, for a scoring that takes so long."""
-        if isinstance(loader.overlap, int):
-            return loader.overlap
-        return max(1, math.ceil(_MARGIN * seconds / step_seconds))
-
-    def _seconds_lost(self, loader: "AdaptiveLoader", seconds: float) -> float:
-        """What training loses by a scoring that takes so long."""
-        return seconds if loader.overlap == 0 else self._costs.lost * seconds
 
     def _cheaper_options(
         self,
@@ -387,8 +396,7 @@ class AutoRefresh(StepCounter):
         if best.decision == "refresh":
             scorer = best.scorer or scorer
             if best.scorer is not None and loader.overlap != 0:
-                seconds = self.seconds_of(score_name(scorer), loader)
-                loader.rescore_beside(scorer, self._steps_beside(loader, seconds, step_seconds))
+                loader.rescore_beside(scorer, self._costs.steps_beside(score_name(scorer), loader, step_seconds))
             elif best.scorer is not None:
                 self._rescore(loader, scorer)
             self._refreshed_at = step
@@ -417,7 +425,9 @@ class AutoRefresh(StepCounter):
         loader.rescore(scorer)
         self._remember(loader, score_name(scorer))
         self._costs.note(score_name(scorer), self._costs.now(scorer) - started)
-        return self.seconds_of(score_name(scorer), loader)
+        seconds = self.seconds_of(score_name(scorer), loader)
+        self._costs.spent += seconds
+        return seconds
 
     def _remember(self, loader: "AdaptiveLoader", name: str) -> None:
         """Have draws go by what fresh scores, which the sampler just got, and those before foretell."""
@@ -426,16 +436,9 @@ class AutoRefresh(StepCounter):
 
     # --- measuring ------------------------------------------------------------------------------------
 
-    def _choose(self, loader: "AdaptiveLoader", step: int, number: int) -> Tensor:
-        """Random examples from the target, the same ones for the same seed and step, more of them after the first."""
-        sampler = loader.sampler
-        generator = torch.Generator().manual_seed(generators.mix(sampler.seed, 2, step))
-        size = min(number, max(2, sampler.num_examples))
-        return sampler.from_target(torch.rand(size, generator=generator, dtype=torch.float64).to(sampler.device))
-
     def _try_out(self, loader: "AdaptiveLoader", scorer: ExampleScorer, step: int) -> Trial:
         """A first idea of what scoring takes."""
-        choose = partial(self._choose, loader, step)
+        choose = partial(draw_examples, loader.sampler, step)
         return self._costs.try_out(loader, scorer, choose, self._step_seconds() or 0.0)
 
     def seconds_of(self, name: str, loader: "AdaptiveLoader") -> float:
@@ -456,6 +459,7 @@ class AutoRefresh(StepCounter):
             "memory": self._memory.state_dict(),
             "scoring_seconds": dict(self._costs.seconds),
             "lost": self._costs.lost,
+            "spent": self._costs.spent,
             "num_looked_at": self._num_looked_at,
             "look_seconds": self._look_seconds,
             "example_seconds": self._example_seconds,
@@ -483,7 +487,7 @@ class AutoRefresh(StepCounter):
         self._beliefs = Beliefs.from_state_dict(state_dict["beliefs"])
         self._memory = ScoreMemory.from_state_dict(state_dict["memory"])
         self._costs.seconds = dict(state_dict["scoring_seconds"])
-        self._costs.lost = float(state_dict.get("lost", self._costs.lost))  # which states once did not have
+        self._costs.lost, self._costs.spent = float(state_dict["lost"]), float(state_dict["spent"])
         self._num_looked_at = int(state_dict["num_looked_at"])
         self._look_seconds = state_dict["look_seconds"]
         self._example_seconds = float(state_dict["example_seconds"])

@@ -1,5 +1,6 @@
 """What scoring costs: `Costs` where that is given, `ScoringCosts` where it is measured."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _GROWTH, _GROWTH_ON_CUDA = 8, 64
 """Of trials; on a GPU thousands of examples mostly take no longer than a few, and each trial as long as many steps."""
+_MARGIN = 1.5
+"""Scoring beside training is given so many times the steps that it should take."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class ScoringCosts:
         self.seconds: dict[str, float] = {}  # of all examples
         self.lost = 1.0 if given is None else given.lost  # until it was measured, as if training stood still
         self.trial_seconds = 0.0  # spent on trials so far
+        self.spent = 0.0  # on scoring all examples, so far
         self._tried: tuple[ExampleScorer, Tensor, Tensor] | None = None  # by whom, which examples, and their scores
 
     def is_known(self, name: str) -> bool:
@@ -69,11 +73,23 @@ class ScoringCosts:
         if self.given is None and seconds > 0:
             self.seconds[name] = seconds
 
+    def taken_from_training(self, name: str, loader: "AdaptiveLoader") -> float:
+        """What training loses by scoring all examples by that score."""
+        seconds = self.of_all(name, loader.sampler.num_examples)
+        return seconds if loader.overlap == 0 else self.lost * seconds
+
+    def steps_beside(self, name: str, loader: "AdaptiveLoader", step_seconds: float) -> int:
+        """K, for scoring all examples by that score beside training."""
+        if isinstance(loader.overlap, int):
+            return loader.overlap
+        return max(1, math.ceil(_MARGIN * self.of_all(name, loader.sampler.num_examples) / step_seconds))
+
     def note_beside(self, scored: Scored, slower: float | None) -> None:
         """What scoring beside training took, and took from training, whose steps were slower by that share."""
         self.note(scored.score, scored.seconds)
         if self.given is None and scored.seconds > 0 and slower is not None:
             self.lost = min(1.0, slower + scored.waited_seconds / scored.seconds)
+        self.spent += self.lost * self.of_all(scored.score, len(scored.scores))
 
     def now(self, scorer: ExampleScorer) -> float:
         """The time when all that was asked of the model's device is done."""

@@ -8,7 +8,7 @@ _WORDS = {
     "refresh": "all examples were scored anew",
     "keep": "the scores at hand still do, and were kept",
     "off": "draws are uniform: reshuffled passes with weights 1",
-    "wait": "nothing was measured yet, and draws are uniform",
+    "wait": "it is too early for scores to pay, and draws are uniform",
 }
 
 
@@ -64,12 +64,14 @@ class Diagnosis:
         return {name: float(v) for name, v in values.items() if isinstance(v, (int, float)) and name != "step"}
 
     def __str__(self) -> str:
-        if self.decision == "wait":
-            return f"Step {self.step}: {_WORDS['wait']}."
         lines = [
             f"Step {self.step}: {_WORDS[self.decision]}{f' ({self.reason})' if self.reason else ''}.",
             f"  Cost: a step takes {_seconds(self.step_seconds)}, scoring all examples by {self.score!r} "
             f"{_seconds(self.scoring_seconds)}{self._in_steps()}.",
+        ]
+        if self.decision == "wait":
+            return "\n".join(lines[: 1 if self.step_seconds is None else 2])
+        lines += [
             f"  Gain: fresh scores would leave {self.noise_left_fresh:.0%} of the gradient's noise; "
             f"draws now leave {self.noise_left:.0%}{self._age()}.",
             f"  Noise scale: {self._noise()}.",

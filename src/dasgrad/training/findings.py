@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from dasgrad.sampling import AdaptiveSampler
 from dasgrad.scoring import ExampleScorer
+from dasgrad.training import generators
 from dasgrad.training.diagnosis import Decision
 from dasgrad.training.forecast import Noise
 
@@ -44,6 +47,13 @@ class Found:
     """Noise left by fresh exact scores."""
     example_seconds: float
     """Of a gradient, an example, in large batches."""
+
+
+def draw_examples(sampler: AdaptiveSampler, step: int, number: int) -> Tensor:
+    """Random examples from the target, the same ones for the same seed and step, more of them after the first."""
+    generator = torch.Generator().manual_seed(generators.mix(sampler.seed, 2, step))
+    size = min(number, max(2, sampler.num_examples))
+    return sampler.from_target(torch.rand(size, generator=generator, dtype=torch.float64).to(sampler.device))
 
 
 def choose(options: Sequence[Option], worth: float) -> Option:

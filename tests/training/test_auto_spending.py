@@ -1,0 +1,86 @@
+"""``refresh="auto"`` spends no more on scores than a share of the time that the steps so far took."""
+
+import math
+
+import pytest
+
+from dasgrad.training import AutoRefresh, Costs
+from training.auto_runs import CHEAP, NUM_EXAMPLES, build, build_timed, train
+
+
+def costs_of(steps, **options):
+    """By which scoring all examples takes as long as so many steps."""
+    return Costs(step=1.0, example=steps / NUM_EXAMPLES, **options)
+
+
+def refreshes_of(auto, num_steps, **options):
+    """The steps before whose draws scores took effect."""
+    model, optimizer, loader = build(auto, **options)
+    steps = []
+    loader.on_refresh(lambda refresh: steps.append(loader.num_steps + 1))
+    train(model, optimizer, loader, num_steps)
+    return steps
+
+
+@pytest.mark.parametrize("share", [0.3, 0.1])
+def test_all_scoring_so_far_is_within_its_share_of_the_steps_so_far(share):
+    """Scores take 9 steps: the first are made at step 30, or 90, though they would pay from the first look on."""
+    steps = refreshes_of(AutoRefresh(costs=costs_of(9), most_scoring=share), 400)
+    assert steps[0] == round(9 / share)
+    assert len(steps) > 2
+    assert all(9 * number <= share * step + 1e-9 for number, step in enumerate(steps, 1))
+    assert refreshes_of(AutoRefresh(costs=costs_of(9), most_scoring=math.inf), 30)[0] == 16
+
+
+def test_until_then_it_says_what_scores_cost():
+    model, optimizer, loader = build(AutoRefresh(costs=costs_of(9)))
+    train(model, optimizer, loader, 20)
+    found = loader.diagnosis()
+    assert (found.step, found.decision, found.scoring_seconds) == (16, "wait", pytest.approx(9.0))
+    assert "as long as 9 steps" in str(found)
+    assert not loader.sampler.refreshed
+
+
+def test_scores_in_use_are_kept_or_forgotten_while_others_are_not_affordable():
+    auto = AutoRefresh(costs=CHEAP)
+    model, optimizer, loader = build(auto)
+    train(model, optimizer, loader, 17)
+    assert loader.sampler.refreshed
+    auto._costs.spent = 1e9
+    for _ in range(6):
+        train(model, optimizer, loader, 20)
+        assert loader.diagnosis().decision in ("keep", "off")
+        auto._left_then = 0.9  # as if they had aged, so that fresh ones are wanted
+    assert loader.diagnosis().step > 16
+
+
+def test_what_is_measured_is_what_counts(monkeypatch):
+    """Scores turn out to take thrice as long as they should: the next ones come as late as that asks for."""
+    auto, parts, now = build_timed()
+    prices = {"gradient": 6.0, "last_layer": 1e9, "loss": 1e9}
+    monkeypatch.setattr(auto._costs, "try_out", lambda *args: auto._costs.seconds.update(prices))
+    monkeypatch.setattr(auto, "_look_seconds", 0.0)
+    model, optimizer, loader = parts
+    rescore, steps = loader.rescore, []
+
+    def take_time(scorer):
+        now[0] += 18.0
+        steps.append(loader.num_steps + 1)
+        return rescore(scorer)
+
+    monkeypatch.setattr(loader, "rescore", take_time)
+    train(model, optimizer, loader, 300)
+    assert steps[0] == 20
+    assert steps[1] >= (18 + 18) / 0.3
+    assert auto.state_dict()["spent"] == 18.0 * len(steps)
+
+
+def test_scoring_beside_training_counts_by_what_training_loses():
+    first = {lost: refreshes_of(AutoRefresh(costs=costs_of(18, lost=lost)), 100, overlap=2)[0] for lost in (1.0, 0.5)}
+    assert first == {1.0: 60 + 2, 0.5: 30 + 2}
+
+
+@pytest.mark.parametrize("most_scoring", [0.0, -1.0, math.nan])
+def test_a_share_must_be_positive(most_scoring):
+    with pytest.raises(ValueError, match=r"`AutoRefresh\(most_scoring=...\)` must be positive, got"):
+        AutoRefresh(most_scoring=most_scoring)
