@@ -33,11 +33,11 @@ def test_all_scoring_so_far_is_within_its_share_of_the_steps_so_far(share):
 
 
 def test_until_then_it_says_what_scores_cost():
-    model, optimizer, loader = build(AutoRefresh(costs=costs_of(9)))
+    model, optimizer, loader = build(AutoRefresh(costs=costs_of(18)))
     train(model, optimizer, loader, 20)
     found = loader.diagnosis()
-    assert (found.step, found.decision, found.scoring_seconds) == (16, "wait", pytest.approx(9.0))
-    assert "as long as 9 steps" in str(found)
+    assert (found.step, found.decision, found.scoring_seconds) == (16, "wait", pytest.approx(18.0))
+    assert "as long as 18 steps" in str(found)
     assert not loader.sampler.refreshed
 
 
@@ -57,26 +57,26 @@ def test_scores_in_use_are_kept_or_forgotten_while_others_are_not_affordable():
 def test_what_is_measured_is_what_counts(monkeypatch):
     """Scores turn out to take thrice as long as they should: the next ones come as late as that asks for."""
     auto, parts, now = build_timed()
-    prices = {"gradient": 6.0, "last_layer": 1e9, "loss": 1e9}
+    prices = {"gradient": 12.0, "last_layer": 1e9, "loss": 1e9}
     monkeypatch.setattr(auto._costs, "try_out", lambda *args: auto._costs.seconds.update(prices))
     monkeypatch.setattr(auto, "_look_seconds", 0.0)
     model, optimizer, loader = parts
     rescore, steps = loader.rescore, []
 
     def take_time(scorer):
-        now[0] += 18.0
+        now[0] += 36.0
         steps.append(loader.num_steps + 1)
         return rescore(scorer)
 
     monkeypatch.setattr(loader, "rescore", take_time)
     train(model, optimizer, loader, 300)
     assert steps[0] == 20
-    assert steps[1] >= (18 + 18) / 0.3
-    assert auto.state_dict()["spent"] == 18.0 * len(steps)
+    assert steps[1] >= (36 + 36) / 0.6
+    assert auto.state_dict()["spent"] == 36.0 * len(steps)
 
 
 def test_scoring_beside_training_counts_by_what_training_loses():
-    first = {lost: refreshes_of(AutoRefresh(costs=costs_of(18, lost=lost)), 100, overlap=2)[0] for lost in (1.0, 0.5)}
+    first = {lost: refreshes_of(AutoRefresh(costs=costs_of(36, lost=lost)), 100, overlap=2)[0] for lost in (1.0, 0.5)}
     assert first == {1.0: 60 + 2, 0.5: 30 + 2}
 
 

@@ -76,7 +76,7 @@ class AutoRefresh(StepCounter):
         growth: float = 1.5,
         worth: float = 0.85,
         most_auditing: float = 0.01,
-        most_scoring: float = 0.3,
+        most_scoring: float = 0.6,
         costs: Costs | None = None,
         clock: Clock | None = None,
     ) -> None:
