@@ -84,3 +84,21 @@ def test_scoring_beside_training_counts_by_what_training_loses():
 def test_a_share_must_be_positive(most_scoring):
     with pytest.raises(ValueError, match=r"`AutoRefresh\(most_scoring=...\)` must be positive, got"):
         AutoRefresh(most_scoring=most_scoring)
+
+
+def test_what_is_done_for_the_first_time_after_waiting_does_not_put_off_the_next_look(monkeypatch):
+    """All examples take 12 steps: affordable at step 20, and the look after that is at step 30."""
+    auto, (model, optimizer, loader), now = build_timed()
+    prices = {"gradient": 12.0, "last_layer": 1e9, "loss": 1e9}
+    monkeypatch.setattr(auto._costs, "try_out", lambda *args: auto._costs.seconds.update(prices))
+    monkeypatch.setattr(auto, "_look_seconds", 0.0)
+    scores_of = auto._costs.scores_of
+
+    def slow_at_first(*args):
+        now[0] += 1000.0 if loader.num_steps < 20 else 0.0
+        return scores_of(*args)
+
+    monkeypatch.setattr(auto._costs, "scores_of", slow_at_first)
+    train(model, optimizer, loader, 30)
+    assert now[0] > 1000
+    assert loader.diagnosis().step == 30

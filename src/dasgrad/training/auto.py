@@ -153,10 +153,10 @@ class AutoRefresh(StepCounter):
         started = self._costs.clock() - self._costs.trial_seconds
         step = self.num_steps + 1
         interval = self._interval(step)
-        first = self._look_seconds is None
+        first = self.last.decision == "wait"
         if not self._costs.is_known(score_name(loader.scorer)):
             tried = self._try_out(loader, loader.scorer, step)
-            if first:
+            if self._look_seconds is None:
                 self._look_seconds = _CALLS * tried.seconds(self._num_audited, self._num_audited)
         affordable = self._affordable_at(loader, step_seconds)
         if affordable > step and not loader.sampler.refreshed:  # nothing to decide
