@@ -161,7 +161,7 @@ class AutoRefresh(StepCounter):
         affordable = self._affordable_at(loader, step_seconds)
         if affordable > step and not loader.sampler.refreshed:  # nothing to decide
             self._next_look = min(step + interval, math.ceil(affordable))
-            if self.last.decision == "wait":
+            if first:
                 name = score_name(loader.scorer)
                 self.last = Diagnosis(step, "wait", step_seconds, self.seconds_of(name, loader), name)
             return
