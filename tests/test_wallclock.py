@@ -19,7 +19,7 @@ sys.path.append(str(ROOT))
 
 from benchmarks.wallclock import command, crossing, drawing  # noqa: E402 - the repository comes onto the path above
 from benchmarks.wallclock.campaign import Campaign, Settings, _best_of_each_size, _warmed, mean_loss, time_to  # noqa: E402
-from benchmarks.wallclock.cases import CASES, scale_rows, thin  # noqa: E402
+from benchmarks.wallclock.cases import CASES, make_dense, scale_rows, thin  # noqa: E402
 from benchmarks.wallclock.crossing import Curves  # noqa: E402
 from benchmarks.wallclock.models import make_perceptron  # noqa: E402
 from benchmarks.wallclock.progress import OutOfTimeError, Progress  # noqa: E402
@@ -345,6 +345,16 @@ def test_grids_fit_their_schedules():
         assert 32 in case.batch_sizes
     assert CASES["mnist"].rates("cosine") != CASES["mnist"].rates("constant")
     assert thin(small_problem(), 4).num_examples == 16
+
+
+def test_sparse_rows_are_made_dense_for_a_graph_and_dense_ones_left_alone():
+    small = small_problem()
+    assert make_dense(small).data.train[0] is small.data.train[0]
+    rows = dasgrad.SparseRows([0, 2, 2, 3], [0, 1, 1], [3.0, 4.0, -2.0], num_columns=2)
+    part = rows, torch.tensor([0, 1, 0])
+    for inputs, targets in vars(make_dense(replace(small, data=Split(part, part))).data).values():
+        assert inputs.tolist() == [[3.0, 4.0], [0.0, 0.0], [0.0, -2.0]]
+        assert targets is part[1]
 
 
 # --- from end to end --------------------------------------------------------------------------------------

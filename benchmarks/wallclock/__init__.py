@@ -20,7 +20,8 @@ run, both sides are chosen by their loss at its end.
   uniform's held-out loss of that moment, for a lower training loss may be over-fitting.
 - Uniform against itself, on other seeds, stands beside every ratio: what chance alone does.
 - Batch 32 is reported apart, both sides held to it.
-- On a GPU the steps of both sides are taken in a CUDA graph (`CapturedLoop`), but for sparse rows and ``last-layer``.
+- On a GPU the steps of both sides are taken in a CUDA graph (`CapturedLoop`), but for ``last-layer``; sparse rows are
+  made dense for it.
 - On a CPU that others use, ``--threads 1 --clock cpu`` counts the processor time of one thread instead, and
   ``--processes`` are then runs at a time.
 - Seeds are the outer loop and methods the inner one, so that busy spells of the machine fall on all alike.

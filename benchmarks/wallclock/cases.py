@@ -158,6 +158,15 @@ CASES: Mapping[str, Case] = {
 }
 
 
+def make_dense(problem: Problem) -> Problem:
+    """Sparse rows as dense ones, for a CUDA graph repeats one size; IMDB's take a twentieth of the time in one."""
+    parts = (
+        (inputs.to_dense() if isinstance(inputs, dasgrad.SparseRows) else inputs, targets)
+        for inputs, targets in (problem.data.train, problem.data.test)
+    )
+    return replace(problem, data=Split(*parts))
+
+
 def thin(problem: Problem, every: int) -> Problem:
     """The same problem with one example of ``every`` many, for a quick check."""
     parts = ((inputs[::every], targets[::every]) for inputs, targets in (problem.data.train, problem.data.test))

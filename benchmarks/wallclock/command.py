@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.parts.report import Row
 from benchmarks.wallclock.campaign import AUTO, FIXED, OTHER_SEED, Campaign, Settings
-from benchmarks.wallclock.cases import CASES, thin
+from benchmarks.wallclock.cases import CASES, make_dense, thin
 from benchmarks.wallclock.drawing import find_stream
 from benchmarks.wallclock.progress import OutOfTimeError, Progress
 from benchmarks.wallclock.rows import make_rows
@@ -158,7 +158,10 @@ def measure(
         first_seed=options.first_seed,
         num_processes=options.processes,
     )
-    campaign = Campaign(name, case, problem.to(device), settings, store, progress)
+    problem = problem.to(device)
+    if settings.captured and device.type == "cuda":
+        problem = make_dense(problem)
+    campaign = Campaign(name, case, problem, settings, store, progress)
     try:
         found = campaign.measure()
     finally:

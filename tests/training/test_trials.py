@@ -32,15 +32,13 @@ def test_trials_stay_short_where_they_can_and_large_enough_to_see():
     assert sizes == [64, 64, 300]
 
 
-@pytest.mark.parametrize(
-    ("growth", "expected"), [(8, [64, 64, 512, 4096, 32_768, 60_000]), (64, [64, 64, 4096, 60_000])]
-)
-def test_trials_grow_as_long_as_they_take_hardly_longer(growth, expected):
+@pytest.mark.parametrize(("growth", "expected"), [(8, [64, 64, 512]), (64, [64, 64, 4096])])
+def test_trials_are_few_where_calls_are_dear(growth, expected):
     """As on a GPU: a call takes as long as 50 steps, and 10,000 examples hardly more than one."""
-    sizes, time_scores = note(lambda size: 50.0 + 1e-4 * size)
+    sizes, time_scores = note(lambda size: 50.0 + 2e-2 * size)
     found = try_out(time_scores, 60_000, 1.0, growth)
     assert sizes == expected
-    assert found.seconds(60_000, 60_000) == pytest.approx(56.0)
+    assert found.seconds(60_000, 60_000) == pytest.approx(1250.0)
 
 
 def test_an_example_is_never_free():

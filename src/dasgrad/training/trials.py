@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 _SMALLEST, _LARGEST, _STEPS = 64, 512, 8
 """Examples scored at once: so many, growing by a factor, until a trial is as large or takes more than so many steps."""
-_FLAT = 1.25
-"""Trials go on, however large, as long as they take hardly longer than smaller ones, as on a GPU with little to do."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ def try_out(time_scores: Callable[[int], float], most: int, step_seconds: float,
     while True:
         seconds = max(0.0, time_scores(size))
         enough = size >= _LARGEST or seconds > _STEPS * step_seconds
-        if size == most or (previous[0] and enough and seconds > _FLAT * previous[1]):
+        if size == most or (previous[0] and enough):
             break
         size, previous = min(most, growth * size), (size, seconds)
     each = max((seconds - previous[1]) / (size - previous[0]), 0.1 * seconds / size)
