@@ -152,10 +152,12 @@ class AutoRefresh(StepCounter):
         self._costs.forget_trial()
         started = self._costs.clock() - self._costs.trial_seconds
         step = self.num_steps + 1
-        interval = self._interval(step)
-        first = self.last.decision == "wait"
+        interval, first = self._interval(step), self.last.decision == "wait"
         if not self._costs.is_known(score_name(loader.scorer)):
-            tried = self._try_out(loader, loader.scorer, step)
+            self._next_look = max(step, math.ceil(self._costs.start_at(loader, step_seconds, self._most_scoring)))
+            if self._next_look > step:
+                return
+            tried = self._try_out(loader, loader.scorer, step, self._most_scoring * step * step_seconds)
             if self._look_seconds is None:
                 self._look_seconds = _CALLS * tried.seconds(self._num_audited, self._num_audited)
         affordable = self._affordable_at(loader, step_seconds)
@@ -434,12 +436,10 @@ class AutoRefresh(StepCounter):
         sampler = loader.sampler
         sampler.refresh(self._memory.learn(name, sampler.scores, sampler.floor))
 
-    # --- measuring ------------------------------------------------------------------------------------
-
-    def _try_out(self, loader: "AdaptiveLoader", scorer: ExampleScorer, step: int) -> Trial:
+    def _try_out(self, loader: "AdaptiveLoader", scorer: ExampleScorer, step: int, spare: float = 0.0) -> Trial:
         """A first idea of what scoring takes."""
         choose = partial(draw_examples, loader.sampler, step)
-        return self._costs.try_out(loader, scorer, choose, self._step_seconds() or 0.0)
+        return self._costs.try_out(loader, scorer, choose, self._step_seconds() or 0.0, spare)
 
     def seconds_of(self, name: str, loader: "AdaptiveLoader") -> float:
         """Of scoring all examples by the score of that name."""

@@ -13,13 +13,17 @@ from dasgrad.scoring.isolation import device_of
 from dasgrad.scoring.names import score_name
 from dasgrad.training.overlap import Scored
 from dasgrad.training.stopwatch import Clock
-from dasgrad.training.trials import Trial, try_out
+from dasgrad.training.trials import SMALLEST, Trial, try_out
 
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
 _GROWTH, _GROWTH_ON_CUDA = 8, 64
 """Of trials; on a GPU thousands of examples mostly take no longer than a few, and each trial as long as many steps."""
+_CALL, _FIRST_CALLS = 0.005, 4
+"""On a GPU, about: seconds that a chunk takes by its many calls, and how many times that where rules are checked."""
+_PRICE = 1.5
+"""Scoring an example takes about so many times its share of a training step, at most."""
 _MARGIN = 1.5
 """Scoring beside training is given so many times the steps that it should take."""
 
@@ -93,9 +97,8 @@ class ScoringCosts:
 
     def now(self, scorer: ExampleScorer) -> float:
         """The time when all that was asked of the model's device is done."""
-        device = device_of(scorer.model)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if _is_on_cuda(scorer):
+            torch.cuda.synchronize(device_of(scorer.model))
         return self.clock()
 
     def scores_of(
@@ -109,12 +112,30 @@ class ScoringCosts:
         scores = torch.cat([scorer(loader.examples_for_scoring(indices)) for indices in chunks])
         return scores, max(0.0, self.now(scorer) - started)
 
+    def start_at(self, loader: "AdaptiveLoader", step_seconds: float, most_scoring: float) -> float:
+        """The step from which on first scores are affordable, or all at the price of training where that is soon after.
+
+        On a GPU alone, where trials take as long as hundreds of small steps.
+        """
+        assert loader.scorer is not None
+        if self.given is not None or not _is_on_cuda(loader.scorer):
+            return 0.0
+        steps = most_scoring * step_seconds
+        first, whole = _FIRST_CALLS * _CALL / steps, _seconds_of_all(_suppose(loader, step_seconds), loader) / steps
+        return max(first, whole) if whole < 2 * first else first
+
     def try_out(
-        self, loader: "AdaptiveLoader", scorer: ExampleScorer, choose: Callable[[int], Tensor], step_seconds: float
+        self,
+        loader: "AdaptiveLoader",
+        scorer: ExampleScorer,
+        choose: Callable[[int], Tensor],
+        step_seconds: float,
+        spare_seconds: float = 0.0,
     ) -> Trial:
         """A first idea of what scoring takes, from chunks of examples that ``choose`` gives so many of.
 
-        Scores of the largest are kept for the `scores_of` that comes next, before the model changes.
+        Scores of the largest are kept for the `scores_of` that comes next, before the model changes. On a GPU nothing
+        is timed where all examples at the price of training take no more than ``spare_seconds``.
         """
         started = self.clock()
         num_examples = loader.sampler.num_examples
@@ -125,9 +146,13 @@ class ScoringCosts:
             self._tried = scorer, indices, scores
             return seconds
 
-        growth = _GROWTH_ON_CUDA if device_of(scorer.model).type == "cuda" else _GROWTH
-        found = try_out(time_scores, min(loader.scoring_chunk_size, num_examples), step_seconds, growth)
-        self.seconds[score_name(scorer)] = found.seconds(num_examples, loader.scoring_chunk_size)
+        on_cuda, found = _is_on_cuda(scorer), _suppose(loader, step_seconds)
+        if on_cuda and _seconds_of_all(found, loader) <= spare_seconds:
+            time_scores(min(SMALLEST, num_examples))  # first use has costs of its own
+        else:
+            growth = _GROWTH_ON_CUDA if on_cuda else _GROWTH
+            found = try_out(time_scores, min(loader.scoring_chunk_size, num_examples), step_seconds, growth)
+        self.seconds[score_name(scorer)] = _seconds_of_all(found, loader)
         self.trial_seconds += max(0.0, self.now(scorer) - started)
         return found
 
@@ -149,3 +174,16 @@ class ScoringCosts:
         _, indices, scores = tried
         number = len(chunks[0])
         return scores[:number] if torch.equal(indices[:number], chunks[0]) else None
+
+
+def _is_on_cuda(scorer: ExampleScorer) -> bool:
+    return device_of(scorer.model).type == "cuda"
+
+
+def _suppose(loader: "AdaptiveLoader", step_seconds: float) -> Trial:
+    """What scoring takes on a GPU at the price of training."""
+    return Trial(_CALL, _PRICE * step_seconds / loader.batch_size)
+
+
+def _seconds_of_all(trial: Trial, loader: "AdaptiveLoader") -> float:
+    return trial.seconds(loader.sampler.num_examples, loader.scoring_chunk_size)

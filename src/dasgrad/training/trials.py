@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_SMALLEST, _LARGEST, _STEPS = 64, 512, 8
+SMALLEST, _LARGEST, _STEPS = 64, 512, 8
 """Examples scored at once: so many, growing by a factor, until a trial is as large or takes more than so many steps."""
 
 
@@ -30,7 +30,7 @@ def try_out(time_scores: Callable[[int], float], most: int, step_seconds: float,
         step_seconds: of a training step, by which trials are short or long.
         growth: the factor.
     """
-    size, previous = min(_SMALLEST, most), (0, 0.0)
+    size, previous = min(SMALLEST, most), (0, 0.0)
     time_scores(size)  # first use has costs of its own
     while True:
         seconds = max(0.0, time_scores(size))
