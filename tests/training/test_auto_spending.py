@@ -76,6 +76,13 @@ def test_what_is_measured_is_what_counts(monkeypatch):
     assert auto.state_dict()["spent"] == 36.0 * len(steps)
 
 
+def test_a_time_that_is_far_too_long_is_believed_when_it_comes_again():
+    found = costs.ScoringCosts(None, lambda: 0.0)
+    for seconds, believed in ((1.0, 1.0), (9.0, 1.0), (2.0, 2.0), (15.0, 15.0), (130.0, 15.0), (131.0, 131.0)):
+        found.note("gradient", seconds)
+        assert found.seconds["gradient"] == believed
+
+
 def test_scoring_beside_training_counts_by_what_training_loses():
     first = {lost: refreshes_of(AutoRefresh(costs=costs_of(36, lost=lost)), 100, overlap=2)[0] for lost in (1.0, 0.5)}
     assert first == {1.0: 60 + 2, 0.5: 30 + 2}

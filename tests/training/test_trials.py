@@ -55,3 +55,17 @@ def test_one_example():
     sizes, time_scores = note(lambda size: 2.0)
     assert try_out(time_scores, 1, 1.0, 8).seconds(1, 1) == pytest.approx(2.0)
     assert sizes == [1, 1]
+
+
+def test_a_compiler_at_work_is_not_what_scoring_takes():
+    compiled = set()
+
+    def seconds_of(size):
+        first = size not in compiled
+        compiled.add(size)
+        return 3.0 + 0.25 * size + (1e4 if first else 0.0)
+
+    sizes, time_scores = note(seconds_of)
+    found = try_out(time_scores, 10_000, 1.0, 8)
+    assert sizes == [64, 64, 512, 512]
+    assert (found.once, found.each) == pytest.approx((3.0, 0.25))
