@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.names import score_name
-from dasgrad.training.beliefs import Beliefs, NoiseBelief
+from dasgrad.training.beliefs import ENOUGH, Beliefs, NoiseBelief
 from dasgrad.training.costs import Costs, ScoringCosts
 from dasgrad.training.diagnosis import Decision, Diagnosis
 from dasgrad.training.findings import HARDLY, Found, Option, choose, draw_examples
@@ -307,8 +307,8 @@ class AutoRefresh(StepCounter):
 
     def _num_gradients(self, loader: "AdaptiveLoader", step: int) -> int:
         """Of how many examples to take the noise: training takes as long for each, or longer."""
-        num_trained_on = self._interval(step) * loader.batch_size
-        return max(self._num_audited, int(self._share_to_spare() * num_trained_on))
+        num_batches = min(ENOUGH, self._share_to_spare() * self._interval(step))
+        return max(self._num_audited, int(num_batches * loader.batch_size))
 
     def _interval(self, step: int) -> int:
         """Steps until the next look, unless they are too few for what a look takes."""

@@ -13,6 +13,8 @@ from dasgrad.training.forecast import Noise
 USUAL_NOISE, MOST_NOISE = 4.0, 32.0
 """N/B before anything is known, and the most that is believed: optimizers that take their step from the noise do not
 gain without bound when it goes."""
+ENOUGH = 16
+"""Batches in whose gradients the noise is measured at most: 8B examples in each half count four times the usual."""
 USUAL_AGING = 0.15
 """The share of what fresh scores win that is lost from one look to the next, before anything is known."""
 PRIOR_EXAMPLES = 16
