@@ -172,7 +172,7 @@ def test_out_of_memory_leaves_the_last_probabilities_and_training_goes_on(monkey
 
 
 def test_after_running_out_of_memory_a_diagnosis_measures_nothing(monkeypatch):
-    auto = AutoRefresh(costs=CHEAP, most_auditing=0.02)
+    auto = AutoRefresh(costs=CHEAP)
     model, optimizer, loader = build(auto, rare=False)
     train(model, optimizer, loader, 20)
 

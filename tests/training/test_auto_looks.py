@@ -66,15 +66,15 @@ def test_what_is_done_for_the_first_time_does_not_put_off_the_next_look():
 
 @pytest.mark.parametrize("rare", [False, True], ids=["nothing to win", "much to win"])
 def test_looks_are_as_large_as_their_share_of_the_time_allows(looks, rare):
-    """1 % of the steps until the next one, a quarter of 40 % where all is to be won, at 3 · 0.01 s an example."""
-    auto = AutoRefresh(num_audited=4, most_auditing=0.01, costs=Costs(step=1.0, example=0.01))
+    """2 % of the steps until the next one, a quarter of 40 % where all is to be won, at 3 · 0.01 s an example."""
+    auto = AutoRefresh(num_audited=4, most_auditing=0.02, costs=Costs(step=1.0, example=0.01))
     model, optimizer, loader = build(auto, rare)
-    train(model, optimizer, loader, 800)
+    train(model, optimizer, loader, 400)
     assert looks[0][:2] == (16, 4)
     promises = [0.0, *(1 - found.noise.steps_factor(min(1.0, found.fresh)) for *_, found in looks)]
     assert (promises[-1] > 0.5) == rare
     for (step, number, _), promise in zip(looks[1:], promises[1:], strict=False):
-        share = 0.01 * max(1.0, 40 * promise / 4)
+        share = 0.02 * max(1.0, 20 * promise / 4)
         assert number == pytest.approx(min(400, share * (step // 2) / 0.03), abs=2)
     assert looks[-1][1] > 80
 
@@ -89,14 +89,14 @@ def test_looks_grow_by_eight_and_up_to_a_limit_where_they_cost_next_to_nothing(l
 
 @pytest.mark.parametrize("rare", [False, True], ids=["nothing to win", "much to win"])
 def test_dear_looks_are_put_off_the_less_the_more_is_to_be_won(rare):
-    """64 examples at 3 · 0.1 s take 19.2 s: 0.5 % of 3,840 steps, and up to forty times as much of fewer."""
+    """64 examples at 3 · 0.1 s take 19.2 s: 1 % of 1,920 steps, and up to twenty times as much of fewer."""
     auto = AutoRefresh(num_audited=64, costs=Costs(step=1.0, example=0.1), **LAVISH)
     model, optimizer, loader = build(auto, rare)
     train(model, optimizer, loader, 17)
     found = loader.diagnosis()
     promise = 1 - Noise(found.noise_scale, BATCH_SIZE).steps_factor(min(1.0, found.noise_left_fresh))
     assert (promise > 0.3) == rare
-    put_off = int(19.2 / (0.005 * 40 * promise)) if rare else 3840
+    put_off = int(19.2 / (0.01 * 20 * promise)) if rare else 1920
     assert auto.num_quiet_steps() == 16 + put_off - 18  # of step 18, whose draw comes next, and those up to the look
 
 
@@ -112,7 +112,7 @@ def test_noise_is_measured_where_it_decides_something_or_when_somebody_asks(monk
         return noise(self, chunks)
 
     monkeypatch.setattr(dasgrad.ExampleScorer, "noise", note)
-    auto = AutoRefresh(costs=CHEAP, most_auditing=0.02)
+    auto = AutoRefresh(costs=CHEAP)
     model, optimizer, loader = build(auto, rare)
     train(model, optimizer, loader, 60)
     assert len(looks) == 4  # steps 16, 24, 36, 54
@@ -159,9 +159,9 @@ def test_noise_is_not_measured_where_scores_are_too_dear_whatever_it_is(monkeypa
     assert bool(noise) == measured
 
 
-@pytest.mark.parametrize(("step", "number"), [(16, 40), (4000, 80), (40_000, 128)])
+@pytest.mark.parametrize(("step", "number"), [(16, 40), (2000, 80), (20_000, 128)])
 def test_noise_is_that_of_as_many_examples_as_their_share_of_training_allows(monkeypatch, step, number):
-    """0.5 % of the 64, 16,000 and 160,000 trained on until the next look; at least 40, and at most 16 batches of 8."""
+    """1 % of the 64, 8,000 and 80,000 trained on until the next look; at least 40, and at most 16 batches of 8."""
     noise = []
 
     def note(self, chunks):
@@ -440,16 +440,16 @@ def test_a_look_at_some_foretells_what_draws_by_memory_would_leave(long_memory):
     assert found.fresh == pytest.approx(found.noise.of_second_moment(left))
 
 
-def test_scores_of_all_that_win_nothing_are_forgotten_for_two_hundred_times_their_time(flat):
+def test_scores_of_all_that_win_nothing_are_forgotten_for_a_hundred_times_their_time(flat):
     auto, model, optimizer, loader = flat(0.5, rare=False)
     train(model, optimizer, loader, 17)
     assert (loader.diagnosis().step, loader.diagnosis().decision) == (16, "off")
     assert not loader.sampler.refreshed
-    assert auto.num_quiet_steps() == 16 + 100 - 18
+    assert auto.num_quiet_steps() == 16 + 50 - 18
 
 
 def test_scores_of_all_that_win_a_little_are_made_again_the_sooner_the_more_they_win(flat, monkeypatch):
-    """Half a step's time, at 0.5 % of the time where nothing is won, and at 20 % of what would be."""
+    """Half a step's time, at 1 % of the time where nothing is won, and at 20 % of what would be."""
     auto, model, optimizer, loader = flat(0.5)
     monkeypatch.setattr(auto_module, "second_moment_left", lambda scores, weights: 0.87)
     train(model, optimizer, loader, 17)

@@ -60,7 +60,7 @@ class AutoRefresh(StepCounter):
         growth: looks are at steps that grow by this factor.
         worth: adaptive draws must promise to take at most this share of the time of uniform ones; the forecast leaves
             out what passes without replacement save.
-        most_auditing: the share of the training time that looks may take where nothing is to be won, up to forty
+        most_auditing: the share of the training time that looks may take where nothing is to be won, up to twenty
             times that where much is; they are put off where they would take more.
         most_scoring: what scoring may have taken, over the time of the steps so far. Early in training noise
             is not what holds it up, and scores go stale within tens of steps: a forecast promises too much there.
@@ -75,7 +75,7 @@ class AutoRefresh(StepCounter):
         first: int = 16,
         growth: float = 1.5,
         worth: float = 0.85,
-        most_auditing: float = 0.005,
+        most_auditing: float = 0.01,
         most_scoring: float = 0.6,
         costs: Costs | None = None,
         clock: Clock | None = None,
@@ -242,7 +242,7 @@ class AutoRefresh(StepCounter):
 
     def _allowed(self) -> float:
         """The share of the time until the next look that the smallest may take: more the more there is to win."""
-        return self._most_auditing * max(1.0, 40 * self._promise)
+        return self._most_auditing * max(1.0, 20 * self._promise)
 
     def _share_to_spare(self) -> float:
         """The share of it that larger looks than the smallest may take."""
