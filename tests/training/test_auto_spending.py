@@ -81,6 +81,10 @@ def test_a_time_that_is_far_too_long_is_believed_when_it_comes_again():
     for seconds, believed in ((1.0, 1.0), (9.0, 1.0), (2.0, 2.0), (15.0, 15.0), (130.0, 15.0), (131.0, 131.0)):
         found.note("gradient", seconds)
         assert found.seconds["gradient"] == believed
+    found.note("loss", 1.0)
+    found.note("gradient", 2000.0)
+    found.note("loss", 9.0)  # one score that is doubted says nothing of another
+    assert found.seconds == {"gradient": 131.0, "loss": 1.0}
 
 
 def test_scoring_beside_training_counts_by_what_training_loses():
@@ -152,10 +156,3 @@ def test_on_a_gpu_trials_come_when_first_calls_are_affordable(monkeypatch, on_a_
     assert str(parts[-1].diagnosis()).count("\n") == 0  # nothing is known yet
     train(*parts, 1)
     assert [call for call in calls if call[1] < NUM_EXAMPLES] == [(34, 64), (34, 64)]
-
-
-def test_given_costs_need_no_trial(monkeypatch):
-    monkeypatch.setattr(costs, "_is_on_cuda", lambda scorer: True)
-    monkeypatch.setattr(costs.torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(costs, "_CALL", 1e9)
-    assert refreshes_of(AutoRefresh(costs=costs_of(1)), 17)[0] == 16

@@ -24,7 +24,7 @@ _CALL, _FIRST_CALLS = 0.005, 4
 """On a GPU, about: seconds that a chunk takes by its many calls, and how many times that where rules are checked."""
 _PRICE = 1.5
 """Scoring an example takes about so many times its share of a training step, at most."""
-_ODD = 8
+_TOO_LONG = 8
 """Times what was known: what takes so long is not believed the first time, when a compiler may have been at work."""
 _MARGIN = 1.5
 """Scoring beside training is given so many times the steps that it should take."""
@@ -64,7 +64,7 @@ class ScoringCosts:
         self.lost = 1.0 if given is None else given.lost  # until it was measured, as if training stood still
         self.trial_seconds = 0.0  # spent on trials so far
         self.spent = 0.0  # on scoring all examples, so far
-        self._is_odd = False  # what was noted last
+        self._doubted: str | None = None  # the score whose time was noted last and not believed
         self._tried: tuple[ExampleScorer, Tensor, Tensor] | None = None  # by whom, which examples, and their scores
 
     def is_known(self, name: str) -> bool:
@@ -78,8 +78,9 @@ class ScoringCosts:
     def note(self, name: str, seconds: float) -> None:
         """All examples took so long, or should."""
         if self.given is None and seconds > 0:
-            self._is_odd = not self._is_odd and seconds > _ODD * (self.seconds.get(name) or math.inf)
-            if not self._is_odd:
+            doubted = name != self._doubted and seconds > _TOO_LONG * (self.seconds.get(name) or math.inf)
+            self._doubted = name if doubted else None
+            if not doubted:
                 self.seconds[name] = seconds
 
     def taken_from_training(self, name: str, loader: "AdaptiveLoader") -> float:
@@ -123,7 +124,7 @@ class ScoringCosts:
         On a GPU alone, where trials take as long as hundreds of small steps.
         """
         assert loader.scorer is not None
-        if self.given is not None or not _is_on_cuda(loader.scorer):
+        if not _is_on_cuda(loader.scorer):
             return 0.0
         steps = most_scoring * step_seconds
         first, whole = _FIRST_CALLS * _CALL / steps, _seconds_of_all(_suppose(loader, step_seconds), loader) / steps

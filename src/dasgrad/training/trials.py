@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 SMALLEST, _LARGEST, _STEPS = 64, 512, 8
 """Examples scored at once: so many, growing by a factor, until a trial is as large or takes more than so many steps."""
-
-
 _ODD = 2
 """A chunk that takes so many times as long as smaller ones of as many examples had a compiler's time, or another's."""
 
