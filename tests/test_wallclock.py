@@ -349,10 +349,15 @@ def test_grids_fit_their_schedules():
 
 def test_sparse_rows_are_made_dense_for_a_graph_and_dense_ones_left_alone():
     small = small_problem()
-    assert make_dense(small).data.train[0] is small.data.train[0]
+    assert make_dense(small) is small
     rows = dasgrad.SparseRows([0, 2, 2, 3], [0, 1, 1], [3.0, 4.0, -2.0], num_columns=2)
     part = rows, torch.tensor([0, 1, 0])
-    for inputs, targets in vars(make_dense(replace(small, data=Split(part, part))).data).values():
+    sparse = replace(small, data=Split(part, part))
+    assert command.lay_out(small, "here", in_graph=True) == (small, "here")
+    assert command.lay_out(sparse, "here", in_graph=False) == (sparse, "here")
+    dense, where = command.lay_out(sparse, "here", in_graph=True)
+    assert where == "here, rows made dense"  # runs of before are not taken for these
+    for inputs, targets in vars(dense.data).values():
         assert inputs.tolist() == [[3.0, 4.0], [0.0, 0.0], [0.0, -2.0]]
         assert targets is part[1]
 

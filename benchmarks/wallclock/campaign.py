@@ -23,7 +23,7 @@ BUDGETS = (0.5, 1.0, 2.0)
 TUNING_SEED, OTHER_SEED = 2000, 1000
 """Where the seeds of tuning and those of uniform against itself start; reported ones start at 0."""
 NUM_TUNING_POINTS = 8
-NUM_WARM_UP_STEPS = {"cpu": 20, "cuda": 600}
+NUM_WARM_UP_STEPS, NUM_WARM_UP_STEPS_ON_CUDA = 20, 600
 """After which `adaptive:auto` has looked for the first time."""
 TIMING_ROUNDS, TIMED_STEPS = 5, 60
 NUM_KEPT = 3
@@ -334,7 +334,8 @@ class Campaign:
         """
         if self._warm:
             return
-        self._warm, num_steps = True, NUM_WARM_UP_STEPS[self._settings.device.type]
+        self._warm = True
+        num_steps = NUM_WARM_UP_STEPS_ON_CUDA if self._settings.device.type == "cuda" else NUM_WARM_UP_STEPS
         for draws in _warmed(method for method in self._settings.methods if method not in OPTIMIZERS):
             for size in self._settings.batch_sizes:
                 short = replace(config, draws=draws, batch_size=size, num_steps=num_steps, num_points=1)

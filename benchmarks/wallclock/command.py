@@ -14,6 +14,7 @@ from benchmarks.wallclock.progress import OutOfTimeError, Progress
 from benchmarks.wallclock.rows import make_rows
 from benchmarks.wallclock.store import Store
 from benchmarks.wallclock.training import OPTIMIZERS, SCHEDULES
+from dasgrad.experiments.problems import Problem
 
 METHODS = ("last-layer", "loss:300", AUTO, FIXED)
 RUNS = Path("runs/bench/wallclock.jsonl")
@@ -140,6 +141,9 @@ def measure(
         problem = thin(problem, QUICK_SHARE)
         num_seeds, num_tuning_seeds, num_steps = QUICK_SEEDS, QUICK_TUNING_SEEDS, QUICK_STEPS
         sizes, num_points, num_rates = QUICK_BATCH_SIZES, QUICK_POINTS, QUICK_RATES
+    captured = device.type == "cuda" if options.captured is None else options.captured
+    in_graph = captured and device.type == "cuda"
+    problem, where = lay_out(problem.to(device), describe_place(device), in_graph=in_graph)
     left_out = set(OPTIMIZERS) - set(options.optimizers)
     settings = Settings(
         optimizers=tuple(options.optimizers),
@@ -153,20 +157,23 @@ def measure(
         batch_sizes=tuple(sorted(options.batch_sizes or set(sizes) & set(case.batch_sizes))),
         device=device,
         clock=options.clock,
-        where=describe_place(device),
-        captured=device.type == "cuda" if options.captured is None else options.captured,
+        where=where,
+        captured=captured,
         first_seed=options.first_seed,
         num_processes=options.processes,
     )
-    problem = problem.to(device)
-    if settings.captured and device.type == "cuda":
-        problem = make_dense(problem)
     campaign = Campaign(name, case, problem, settings, store, progress)
     try:
         found = campaign.measure()
     finally:
         campaign.close()
     return [row for comparison in found for row in make_rows(comparison)]
+
+
+def lay_out(problem: Problem, where: str, *, in_graph: bool) -> tuple[Problem, str]:
+    """The problem as its steps take it, and what seconds depend on with that: old runs of sparse rows are others."""
+    laid_out = make_dense(problem) if in_graph else problem
+    return laid_out, where if laid_out is problem else f"{where}, rows made dense"
 
 
 def describe_place(device: torch.device) -> str:
