@@ -116,8 +116,11 @@ def test_every_part_of_a_state_is_kept():
         "auto": fresh["auto"],
         "num_steps": 40,
         "next_look": 54,
+        "next_audit": 60,
         "refreshed_at": 36,
         "left_then": 0.3,
+        "left_first": 0.2,
+        "tier": "last_layer",
         "beliefs": {"noise": {"inverse": 0.5, "weight": 60.0}, "aging": {"share": 0.4}},
         "memory": {"name": "gradient", "left": [0.9, 0.8, 0.7], "squares": None},
         "scoring_seconds": {"gradient": 7.0},
@@ -127,7 +130,7 @@ def test_every_part_of_a_state_is_kept():
         "look_seconds": 1.5,
         "example_seconds": 0.01,
         "promise": 0.25,
-        "num_kept": 3,
+        "looks_kept": 1.5,
         "failure": "scoring ran out of memory",
         "last": {**fresh["last"], "step": 36, "decision": "keep"},
     }
@@ -149,7 +152,7 @@ def test_states_of_another_version_are_refused_by_number():
     loader = build("auto")[2]
     state = loader.state_dict()
     (key,) = (key for key, value in state.items() if isinstance(value, dict) and "auto" in value)
-    with pytest.raises(ValueError, match=r"state of version 5 of 'auto', got 2\."):
+    with pytest.raises(ValueError, match=r"state of version 6 of 'auto', got 2\."):
         loader.load_state_dict({**state, key: {**state[key], "auto": 2}})
 
 

@@ -64,10 +64,10 @@ def test_what_is_measured_is_what_counts(monkeypatch):
     model, optimizer, loader = parts
     rescore, steps = loader.rescore, []
 
-    def take_time(scorer):
+    def take_time(*args):
         now[0] += 36.0
         steps.append(loader.num_steps + 1)
-        return rescore(scorer)
+        return rescore(*args)
 
     monkeypatch.setattr(loader, "rescore", take_time)
     train(model, optimizer, loader, 300)

@@ -5,14 +5,14 @@ time allows: their exact scores, what the scores in use and fresh ones leave of 
 noise is. With the measured cost of a step and of scoring, `dasgrad.training.forecast` says what each choice would take
 to the same loss: score all examples anew, by the exact score or a cheaper one; keep the scores at hand; or draw
 uniformly. Scores age with the logarithm of time (a model changes as much between steps 1,000 and 2,000 as between 100
-and 200), which is why looks are spaced so.
+and 200), which is why looks are spaced so; where they age faster, they are made anew between looks.
 """
 
 import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,26 +23,25 @@ from torch import Tensor
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.names import score_name
 from dasgrad.training.beliefs import ENOUGH, Beliefs, NoiseBelief
+from dasgrad.training.cadence import LASTING, plan
 from dasgrad.training.costs import Costs, ScoringCosts
-from dasgrad.training.diagnosis import Decision, Diagnosis
+from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.findings import HARDLY, Found, Option, choose, draw_examples
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
 from dasgrad.training.memory import ScoreMemory
 from dasgrad.training.refresh import StepCounter
 from dasgrad.training.stopwatch import Clock
-from dasgrad.training.tiers import CLEARLY, CheaperScores
+from dasgrad.training.tiers import CLEARLY, Tiers
 from dasgrad.training.trials import Trial
 
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
-STATE_VERSION = 5  # version 4 did not add up what was spent on scoring
+STATE_VERSION = 6  # version 5 scored at looks alone
 _LARGEST_AUDIT, _AUDIT_GROWTH = 4096, 8
 """Examples looked at: no more than these, and than so many times those of the last look, by which the cost is known."""
 _DEARER = 3
 """How many times as long the exact score takes as a cheaper one that is worth trying."""
-_LASTING = 2
-"""Looks over which the cost of a refresh is spread: its scores mostly outlast the first."""
 _GRADIENTS = 3
 """Looking at one example more takes about so many times its share of scoring all: its score and gradients of halves."""
 _CALLS = 4
@@ -99,17 +98,18 @@ class AutoRefresh(StepCounter):
         self._most_auditing = most_auditing
         self._most_scoring = most_scoring
         self._costs = ScoringCosts(costs, clock)
-        self._cheaper = CheaperScores()
-        self._next_look = first
+        self._tiers = Tiers()
+        self._next_look = self._next_audit = first  # up to an audit, scores in use are made anew without one
         self._refreshed_at: int | None = None  # by a decision; the sampler knows whether there are scores in use
         self._left_then = 1.0  # noise left at the last look, by the scores in use
+        self._left_first = 1.0  # noise they left when they were made, judged by themselves
         self._beliefs = Beliefs.usual()
         self._memory = ScoreMemory()
         self._num_looked_at = num_audited
         self._look_seconds: float | None = None  # of the last look; None where it is not known yet
         self._promise = 0.0  # the share of the time that fresh scores would save, if they cost nothing
         self._example_seconds = 0.0  # of a gradient, at the last look at some
-        self._num_kept = 0  # looks at which scores of all were kept, since they were made
+        self._looks_kept = 0.0  # for which the scores in use were kept
         self._failure = ""
         self.last = Diagnosis(step=1, decision="wait")
 
@@ -167,7 +167,7 @@ class AutoRefresh(StepCounter):
                 name = score_name(loader.scorer)
                 self.last = Diagnosis(step, "wait", step_seconds, self.seconds_of(name, loader), name)
             return
-        if self._scores_are_cheap(loader):
+        if (loader.sampler.refreshed and step < self._next_audit) or self._scores_are_cheap(loader):
             self._look_at_all(loader, step_seconds, interval)
             return
         self._num_looked_at = self._affordable(loader, interval * step_seconds)
@@ -181,64 +181,68 @@ class AutoRefresh(StepCounter):
         self._promise = 1 - found.noise.steps_factor(min(1.0, found.fresh))
         self._carry_out(loader, best, found.noise, found.fresh)
         assert self._look_seconds is not None
-        self._next_look = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
+        self._next_audit = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
+        self._next_look = self._next_audit if best.interval is None else min(self._next_audit, step + best.interval)
 
     def _affordable_at(self, loader: "AdaptiveLoader", step_seconds: float) -> float:
         """The step from which on all examples may be scored once more."""
-        assert loader.scorer is not None
-        seconds = self._costs.spent + self._costs.taken_from_training(score_name(loader.scorer), loader)
+        seconds = self._costs.spent + self._costs.taken_from_training(score_name(self._scorer(loader)), loader)
         return seconds / (self._most_scoring * step_seconds)
+
+    def _scorer(self, loader: "AdaptiveLoader") -> ExampleScorer:
+        """Of the present tier."""
+        assert loader.scorer is not None
+        return self._tiers.scorer(loader.scorer)
 
     def _scores_are_cheap(self, loader: "AdaptiveLoader") -> bool:
         """Whether all examples are scored in the time of a few looks, most of which can be the calls, as on a GPU."""
         if self._costs.given is not None or loader.overlap != 0:
             return False
-        assert loader.scorer is not None
         assert self._look_seconds is not None
-        return self.seconds_of(score_name(loader.scorer), loader) < _WHOLE * self._look_seconds
+        return self.seconds_of(score_name(self._scorer(loader)), loader) < _WHOLE * self._look_seconds
 
     def _look_at_all(self, loader: "AdaptiveLoader", step_seconds: float, interval: int) -> None:
         """Score all examples where that should pay, see what they are worth, and keep the scores or forget them."""
-        scorer, sampler, step = loader.scorer, loader.sampler, self.num_steps + 1
-        assert scorer is not None
+        scorer, sampler, step = self._scorer(loader), loader.sampler, self.num_steps + 1
         aging, noise = self._beliefs.aging, self._beliefs.noise.at(loader.batch_size)
         in_steps = self.seconds_of(score_name(scorer), loader) / step_seconds
-
-        def draws_by(decision: Decision, now: float) -> Option:
-            left = aging.on_average(now)
-            return Option(decision, noise.steps_factor(left), now, left)
-
-        def with_cost(option: Option) -> float:
-            return option.factor * (1 + in_steps / (_LASTING * interval))
-
-        self._next_look = step + interval
-        fresh, before = self.last.noise_left_fresh, None
+        fresh, before, looks = self._left_first, None, self._looks_since(step)
+        again = plan(noise, aging, fresh, in_steps, interval)
         if sampler.refreshed:
-            best = draws_by("keep", aging.age(self._left_then))
+            now = aging.age(self._left_then, looks)
+            left = aging.on_average(now, again.looks)
+            best = Option("keep", noise.steps_factor(left), now, left)
             affordable = self._affordable_at(loader, step_seconds) <= step
-            if not affordable or with_cost(draws_by("refresh", fresh)) > min(self._worth, best.factor - HARDLY):
-                self._num_kept += 1
-            else:
+            if affordable and again.factor <= min(self._worth, best.factor - HARDLY):
                 before = sampler.weights
+            elif looks == 1:
+                aging.forget()
         if not sampler.refreshed or before is not None:
             in_steps = self._rescore(loader, scorer) / step_seconds
             scores = self._memory.latest
+            fresh = self._left_first = noise.of_second_moment(second_moment_left(scores, sampler.weights))
             if before is not None:
                 now = noise.of_second_moment(second_moment_left(scores, before))
-                aging.observe(fresh, now, effective_number(scores), 1 + self._num_kept)
-            self._num_kept = 0
-            fresh = noise.of_second_moment(second_moment_left(scores, sampler.weights))
-            best = draws_by("refresh", fresh)
-            if with_cost(best) <= self._worth:  # else they are in use for what is spent already
-                best = replace(best, factor=with_cost(best))
+                aging.observe(fresh, now, effective_number(scores), looks + self._looks_kept)
+            again = plan(noise, aging, fresh, in_steps, interval)
+            # Where they would not pay for themselves, they are in use for what is spent already.
+            factor = again.factor if again.factor <= self._worth else again.steps_factor
+            best = Option("refresh", factor, fresh, again.noise_left)
         self._promise = 1 - noise.steps_factor(min(1.0, fresh))
+        self._next_look = step + again.interval
+        if step < self._next_audit:
+            self._next_look = min(self._next_look, self._next_audit)
         if best.factor > self._worth:  # until fresh ones would pay, or looks take a small share of the time
-            again = draws_by("refresh", fresh)
-            pays_at = noise.pays_at(again.noise_left, self._worth, in_steps / (_LASTING * (self._growth - 1)))
+            left = aging.on_average(fresh)
+            pays_at = noise.pays_at(left, self._worth, in_steps / (LASTING * (self._growth - 1)))
             rare = step + in_steps / self._allowed()
-            self._next_look = max(self._next_look, math.ceil(min(pays_at, rare)))
+            self._next_look = max(step + interval, math.ceil(min(pays_at, rare)))
             best = Option("off", 1.0, 1.0, 1.0)
         self._carry_out(loader, best, noise, fresh)
+
+    def _looks_since(self, step: int) -> float:
+        """The steps since the last look, in looks; 1 where it was put off."""
+        return min(1.0, (step - self.last.step) / self._interval(self.last.step))
 
     def _allowed(self) -> float:
         """The share of the time until the next look that the smallest may take: more the more there is to win."""
@@ -289,9 +293,10 @@ class AutoRefresh(StepCounter):
         now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
         fresh = noise.of_second_moment(second_moment)
         if sampler.refreshed and self._left_then < 1:
-            aging.observe(self._left_then, now, effective_number(scores))
-            now = aging.age(self._left_then)
-        return Found(chunks, finite, scores, noise, now, fresh, self._example_seconds)
+            looks = self._looks_since(step)
+            aging.observe(self._left_then, now, effective_number(scores), looks)
+            now = aging.age(self._left_then, looks)
+        return Found(chunks, finite, indices, scores, noise, now, fresh, self._example_seconds)
 
     def _could_pay(self, loader: "AdaptiveLoader", step: int, second_moment: float) -> bool:
         """Whether adaptive draws may be chosen at all; else nothing depends on how much noise there is."""
@@ -302,7 +307,7 @@ class AutoRefresh(StepCounter):
             return least <= self._worth
         assert loader.scorer is not None
         seconds = self._costs.taken_from_training(score_name(loader.scorer), loader)
-        cost = seconds / (_LASTING * self._interval(step) * step_seconds)
+        cost = seconds / (LASTING * self._interval(step) * step_seconds)
         return least * (1 + cost) <= self._worth or least * (1 + cost / _DEARER) < CLEARLY * self._worth
 
     def _num_gradients(self, loader: "AdaptiveLoader", step: int) -> int:
@@ -348,59 +353,46 @@ class AutoRefresh(StepCounter):
             options.append(Option("keep", found.noise.steps_factor(left), found.now, left))
         if self._affordable_at(loader, step_seconds) > self.num_steps + 1:
             return options
-        training = _LASTING * interval * step_seconds
 
-        def refreshing(scorer: ExampleScorer, fresh: float) -> Option:
-            left = self._beliefs.aging.on_average(fresh)
-            if loader.overlap != 0:  # draws stay what they are until then
-                steps = self._costs.steps_beside(score_name(scorer), loader, step_seconds)
-                late = min(1.0, steps / (_LASTING * interval))
-                left = late * min(1.0, found.now) + (1 - late) * left
-            cost = 1 + self._costs.taken_from_training(score_name(scorer), loader) / training
-            return Option("refresh", cost * found.noise.steps_factor(left), fresh, left, scorer)
+        def refreshing(scorer: ExampleScorer, fresh: float, cheaper: int = 1) -> Option:
+            aging, name = self._beliefs.aging, score_name(scorer)
+            in_steps = self._costs.taken_from_training(name, loader) / step_seconds / cheaper
+            if loader.overlap == 0:
+                best = plan(found.noise, aging, fresh, in_steps, interval)
+                return Option("refresh", best.factor, fresh, best.noise_left, scorer, best.interval)
+            late = min(1.0, self._costs.steps_beside(name, loader, step_seconds) / (LASTING * interval))
+            left = late * min(1.0, found.now) + (1 - late) * aging.on_average(fresh)  # draws stay as they are till then
+            factor = (1 + in_steps / (LASTING * interval)) * found.noise.steps_factor(left)
+            return Option("refresh", factor, fresh, left, scorer)
+
+        def draws_by(name: str, scores: Tensor) -> Tensor:
+            return weights_of(self._memory.foretell(name, scores, found.indices), loader.sampler.floor)
 
         exact = refreshing(scorer, found.fresh)
-        options.append(exact)
         # Cheaper scores are tried where one that costs so much less and leaves as little noise would change the choice.
-        seconds = self._costs.taken_from_training(score_name(scorer), loader)
-        ideal = exact.factor * (1 + seconds / _DEARER / training) / (1 + seconds / training)
-        if ideal < CLEARLY * min(self._worth, *(option.factor for option in options)) and self._costs.given is None:
-            options += self._cheaper_options(loader, found, exact, refreshing)
-        return options
+        ideal = refreshing(scorer, found.fresh, _DEARER).factor
+        change = ideal < CLEARLY * min(self._worth, exact.factor, *(option.factor for option in options))
+        if self._costs.given is None and (change or self._tiers.present):
+            exact = self._tiers.best(found, exact, partial(self._score_by, loader, found.chunks), draws_by, refreshing)
+        return [*options, exact]
 
-    def _cheaper_options(
-        self,
-        loader: "AdaptiveLoader",
-        found: Found,
-        exact: Option,
-        refreshing: Callable[[ExampleScorer, float], Option],
-    ) -> list[Option]:
-        options = []
-        assert loader.scorer is not None
-        for name, cheaper in self._cheaper.of(loader.scorer).items():
-            score = partial(self._score_by, loader, cheaper, found.chunks)
-            left = self._cheaper.noise_left(name, score, found, loader.sampler.floor)
-            if left is not None:
-                option = refreshing(cheaper, left)
-                if option.factor < CLEARLY * exact.factor:
-                    options.append(option)
-        return options
-
-    def _score_by(self, loader: "AdaptiveLoader", scorer: ExampleScorer, chunks: Sequence[Tensor]) -> Tensor:
+    def _score_by(self, loader: "AdaptiveLoader", chunks: Sequence[Tensor], scorer: ExampleScorer) -> Tensor:
         if not self._costs.is_known(score_name(scorer)):
             self._try_out(loader, scorer, self.num_steps + 1)
         return self._costs.scores_of(loader, scorer, chunks)[0]
 
     def _carry_out(self, loader: "AdaptiveLoader", best: Option, noise: Noise, fresh: float) -> None:
-        scorer, step, step_seconds = loader.scorer, self.num_steps + 1, self._step_seconds()
-        assert scorer is not None
+        scorer, step, step_seconds = self._scorer(loader), self.num_steps + 1, self._step_seconds()
         assert step_seconds is not None
+        self._looks_kept = self._looks_kept + self._looks_since(step) if best.decision == "keep" else 0.0
         if best.decision == "refresh":
             scorer = best.scorer or scorer
             if best.scorer is not None and loader.overlap != 0:
                 loader.rescore_beside(scorer, self._costs.steps_beside(score_name(scorer), loader, step_seconds))
             elif best.scorer is not None:
                 self._rescore(loader, scorer)
+                left = second_moment_left(self._memory.latest, loader.sampler.weights)
+                self._left_first = noise.of_second_moment(left)
             self._refreshed_at = step
         elif best.decision == "off":
             if loader.sampler.refreshed:
@@ -424,15 +416,14 @@ class AutoRefresh(StepCounter):
     def _rescore(self, loader: "AdaptiveLoader", scorer: ExampleScorer) -> float:
         """Rescore all examples, and return what that takes."""
         started = self._costs.now(scorer)
-        loader.rescore(scorer)
-        self._remember(loader, score_name(scorer))
+        loader.rescore(scorer, partial(self._memory.learn, score_name(scorer), floor=loader.sampler.floor))
         self._costs.note(score_name(scorer), self._costs.now(scorer) - started)
         seconds = self.seconds_of(score_name(scorer), loader)
         self._costs.spent += seconds
         return seconds
 
     def _remember(self, loader: "AdaptiveLoader", name: str) -> None:
-        """Have draws go by what fresh scores, which the sampler just got, and those before foretell."""
+        """Have draws go by what scores made beside training, which the sampler just got, and those before foretell."""
         sampler = loader.sampler
         sampler.refresh(self._memory.learn(name, sampler.scores, sampler.floor))
 
@@ -453,8 +444,11 @@ class AutoRefresh(StepCounter):
             "auto": STATE_VERSION,
             "num_steps": self.num_steps,
             "next_look": self._next_look,
+            "next_audit": self._next_audit,
             "refreshed_at": self._refreshed_at,
             "left_then": self._left_then,
+            "left_first": self._left_first,
+            "tier": self._tiers.present,
             "beliefs": self._beliefs.state_dict(),
             "memory": self._memory.state_dict(),
             "scoring_seconds": dict(self._costs.seconds),
@@ -464,7 +458,7 @@ class AutoRefresh(StepCounter):
             "look_seconds": self._look_seconds,
             "example_seconds": self._example_seconds,
             "promise": self._promise,
-            "num_kept": self._num_kept,
+            "looks_kept": self._looks_kept,
             "failure": self._failure,
             "last": asdict(self.last),
         }
@@ -481,9 +475,10 @@ class AutoRefresh(StepCounter):
         """Restore `state_dict`; costs go on from what was measured, steps are timed anew."""
         self.check(state_dict)
         self.num_steps = int(state_dict["num_steps"])
-        self._next_look = int(state_dict["next_look"])
+        self._next_look, self._next_audit = int(state_dict["next_look"]), int(state_dict["next_audit"])
         self._refreshed_at = state_dict["refreshed_at"]
-        self._left_then = float(state_dict["left_then"])
+        self._left_then, self._left_first = float(state_dict["left_then"]), float(state_dict["left_first"])
+        self._tiers.present = str(state_dict["tier"])
         self._beliefs = Beliefs.from_state_dict(state_dict["beliefs"])
         self._memory = ScoreMemory.from_state_dict(state_dict["memory"])
         self._costs.seconds = dict(state_dict["scoring_seconds"])
@@ -492,7 +487,7 @@ class AutoRefresh(StepCounter):
         self._look_seconds = state_dict["look_seconds"]
         self._example_seconds = float(state_dict["example_seconds"])
         self._promise = float(state_dict["promise"])
-        self._num_kept = int(state_dict["num_kept"])
+        self._looks_kept = float(state_dict["looks_kept"])
         self._failure = str(state_dict["failure"])
         self.last = Diagnosis(**state_dict["last"])
 

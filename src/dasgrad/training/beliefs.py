@@ -19,6 +19,8 @@ USUAL_AGING = 0.15
 """The share of what fresh scores win that is lost from one look to the next, before anything is known."""
 PRIOR_EXAMPLES = 16
 """Examples that the present belief about aging counts as, beside a look's."""
+LEAST_KEPT = 0.05
+"""Of what scores win, after a look: what goes beyond counts as harm, which grows with time as it is."""
 MOST_HARM = 1.0
 """What old scores lose against uniform draws, over what fresh ones win: no more than this is believed."""
 FADING = 0.5
@@ -65,7 +67,7 @@ class AgingBelief:
 
     share: float = USUAL_AGING
 
-    def observe(self, left_before: float, left_now: float, number: float, looks: int = 1) -> None:
+    def observe(self, left_before: float, left_now: float, number: float, looks: float = 1.0) -> None:
         """Noise left so many looks ago and now, the latter by so many examples that count."""
         if left_before < 1:
             kept = min(1.0, max(-MOST_HARM, (1 - left_now) / (1 - left_before)))
@@ -76,13 +78,18 @@ class AgingBelief:
         """A look without scores whose age could be seen: half way back to what is usual."""
         self.share = (self.share + USUAL_AGING) / 2
 
-    def age(self, left: float) -> float:
-        """The noise left at the next look, where this much is now."""
-        return left + self.share * max(0.0, 1 - left)
+    def kept(self, looks: float = 1.0) -> float:
+        """The share of what scores win that is left after so many looks, at most 1; negative where they do harm."""
+        base = max(LEAST_KEPT, 1 - self.share)
+        return float(base**looks - (self.share - 1 + base) * looks)
 
-    def on_average(self, left: float) -> float:
-        """The noise left until the next look, where this much is now."""
-        return (left + self.age(left)) / 2
+    def age(self, left: float, looks: float = 1.0) -> float:
+        """The noise left after so many looks, where this much is now."""
+        return left + (1 - self.kept(looks)) * max(0.0, 1 - left)
+
+    def on_average(self, left: float, looks: float = 1.0) -> float:
+        """The noise left until then, where this much is now."""
+        return (left + self.age(left, looks)) / 2
 
 
 @dataclass

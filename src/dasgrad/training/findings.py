@@ -28,6 +28,8 @@ class Option:
     """The same on average until the next look."""
     scorer: ExampleScorer | None = None
     """Of a refresh; None where the scores are there already."""
+    interval: int | None = None
+    """Steps until all examples should be scored again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,8 @@ class Found:
     """The examples looked at."""
     finite: Tensor
     """Which of the examples have a score."""
+    indices: Tensor
+    """Those that have one."""
     scores: Tensor
     """Theirs."""
     noise: Noise

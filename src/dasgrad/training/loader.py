@@ -364,9 +364,12 @@ class AdaptiveLoader:
         """
         self._rescoring.update(indices, scores, weights)
 
-    def rescore(self, scorer: ExampleScorer) -> float:
-        """As `refresh`, by a scorer that need not be the loader's own; returns the seconds it took."""
-        return self._rescoring.rescore(scorer)
+    def rescore(self, scorer: ExampleScorer, through: Callable[[Tensor], Tensor] | None = None) -> float:
+        """As `refresh`, by a scorer that need not be the loader's own; returns the seconds it took.
+
+        The sampler gets what ``through`` makes of the scores, if that is given.
+        """
+        return self._rescoring.rescore(scorer, through)
 
     def rescore_beside(self, scorer: ExampleScorer, num_steps: int) -> None:
         """Start to rescore beside training, for scores that take effect ``num_steps`` steps later.

@@ -28,7 +28,7 @@ class Refresh:
     step: int
     """The optimizer step, counted from 1, whose draw comes next."""
     scores: Tensor
-    """``[n]``, as given to the sampler."""
+    """``[n]``, as they were computed; where one was not finite, what stands in for it."""
     seconds: float
     """Wall-clock time of scoring and of rebuilding the tree."""
     waited_seconds: float
@@ -139,13 +139,13 @@ class Rescoring:
             chunks = indices.split(self._chunk_size)
             self.update(indices, torch.cat([self._scorer(self.examples(chunk)) for chunk in chunks]))
 
-    def rescore(self, scorer: ExampleScorer) -> float:
-        """Rescore all examples by a scorer that need not be the loader's; returns the seconds it took."""
+    def rescore(self, scorer: ExampleScorer, through: Callable[[Tensor], Tensor] | None = None) -> float:
+        """Rescore all examples; see `AdaptiveLoader.rescore`."""
         if self._beside is not None:
             self._beside.hold(None)  # older scores
         _wait_for(scorer.model)  # steps still under way are not scoring's
         started = time.perf_counter()
-        scores = self._give(scorer.score_dataset(**self._options), self._step)
+        scores = self._give(scorer.score_dataset(**self._options), self._step, through)
         seconds = time.perf_counter() - started
         self._tell(Refresh(self._step, scores, seconds, seconds))
         return seconds
@@ -217,10 +217,10 @@ class Rescoring:
 
     # --- giving and telling ---------------------------------------------------------------------------
 
-    def _give(self, scores: Tensor, computed_at: int) -> Tensor:
-        """Scores of all examples as they were at a step, to the sampler."""
+    def _give(self, scores: Tensor, computed_at: int, through: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Scores of all examples as they were at a step, or what becomes of them, to the sampler; returns them."""
         scores = fill_nonfinite(scores, self._sampler, self._nonfinite)
-        self._sampler.refresh(scores)
+        self._sampler.refresh(scores if through is None else through(scores.to(self._sampler.device)))
         self._refreshed_at = computed_at
         if self._ages is not None:
             self._ages.refresh(self._sampler.scores, computed_at)

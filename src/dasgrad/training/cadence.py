@@ -1,0 +1,60 @@
+"""How soon to score all examples anew: at the next look, or a few times before it.
+
+Looks are spaced by a factor, as scores of most models age with the logarithm of time. A network that learns its
+examples by heart at a constant learning rate is another matter: it moves to and fro, and scores lose most of what they
+win within a few hundred steps, however long it was trained. There they are made a few times from look to look, where
+the forecast says that it pays; and each time tells more of what an example is like in the long run
+(`dasgrad.training.memory`).
+"""
+
+from dataclasses import dataclass
+
+from dasgrad.training.beliefs import AgingBelief
+from dasgrad.training.forecast import Noise
+
+LASTING = 2
+"""Looks over which the cost of a refresh is spread: its scores mostly outlast the first."""
+MOST_BETWEEN = 0.2
+"""Of the time of the steps: what scoring between looks may take."""
+FINER = 1.25
+"""Times as often: what is tried next."""
+LEAST_BETWEEN = 64
+"""Steps from one refresh to the next that is made between looks."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When to score again, and what it comes to."""
+
+    interval: int
+    """Steps until then."""
+    looks: float
+    """The same in looks, at most 1."""
+    noise_left: float
+    """On average until then."""
+    steps_factor: float
+    """Steps to the same loss, relative to uniform draws."""
+    factor: float
+    """Time to it, scoring included."""
+
+
+def plan(noise: Noise, aging: AgingBelief, fresh: float, in_steps: float, interval: int) -> Plan:
+    """The best of scoring at the next look and of scoring more often.
+
+    Args:
+        noise: of the gradient.
+        aging: of scores.
+        fresh: noise that new scores leave.
+        in_steps: what scoring all examples takes.
+        interval: steps from look to look.
+    """
+    plans = []
+    looks = 1.0
+    while looks == 1 or looks * interval >= max(LEAST_BETWEEN, in_steps / MOST_BETWEEN):
+        left = aging.on_average(fresh, looks)
+        steps = noise.steps_factor(left)
+        lasting = LASTING if looks == 1 else 1
+        cost = in_steps / (lasting * looks * interval)
+        plans.append(Plan(max(1, int(looks * interval)), looks, left, steps, steps * (1 + cost)))
+        looks /= FINER
+    return min(plans, key=lambda one: one.factor)
