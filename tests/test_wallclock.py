@@ -162,7 +162,39 @@ def test_the_first_at_the_target_is_chosen_and_without_a_target_the_lowest(tmp_p
     campaign = Campaign("rare", CASES["rare"], small_problem(), settings, store, progress)
     assert campaign._choose("constant", runs, 3.0, (8,), target=2.0).lr == quick.lr
     assert campaign._choose("constant", runs, 3.0, (8,)).lr == low.lr
-    assert campaign._choose("cosine", runs, 3.0, (8,), target=2.0).lr == low.lr
+
+
+def test_under_cosine_decay_the_least_budget_that_ends_at_the_target_is_chosen(tmp_path):
+    """Steps of one take twice as long: its loss is lower after as many of them, and it is there later for all that."""
+    quick, slow = 0.001, 0.003
+    shared = {"num_seeds": 2, "num_tuning_seeds": 2, "num_steps": 100, "num_points": 4, "num_rates": None}
+    where = {"device": torch.device("cpu"), "clock": "cpu", "where": "here", "captured": False}
+    settings = Settings(("adam",), (), ("cosine",), **shared, batch_sizes=(8,), **where)
+    store, progress = Store(tmp_path / "runs.jsonl"), Progress(minutes=1.0)
+    case = replace(CASES["rare"], cosine_rates=(quick, slow))
+    campaign = Campaign("rare", case, small_problem(), settings, store, progress)
+    campaign._steps = {8: 100}
+    budgets = []
+
+    def run(stage, configs):
+        budgets.extend((config.lr, config.seed, config.num_steps) for config in configs)
+        return {config: make_run(config) for config in configs}
+
+    def make_run(config):
+        share, own = config.num_steps / 100, config.lr == slow
+        losses = [9.0, (4.0 if own else 5.0) - 2 * math.log2(2 * share)]
+        return {"curves": {"seconds": [0.0, share * (2.0 if own else 1.0)], "train_loss": losses}}
+
+    campaign._run = run
+    runs = campaign._tuning_runs("cosine", [("adam", "adaptive:auto")], (8,))
+    assert {(lr, seed) for lr, seed, steps in budgets if steps == 100} == {
+        (lr, seed) for lr in (quick, slow) for seed in (2000, 2001)
+    }
+    assert {steps for *_, steps in budgets} == {50, 70, 100}
+    (curve,) = {tuple(one["curves"]["train_loss"]) for one in runs[next(c for c in runs if c.lr == quick)]}
+    assert curve == pytest.approx((5.0, 5 - 2 * math.log2(1.4), 3.0))
+    assert campaign._choose("cosine", runs, 1.0, (8,), target=3.0).lr == quick  # after 1 s, and 2 · 0.7 s
+    assert campaign._choose("cosine", runs, 1.0, (8,), target=2.5).lr == slow  # which alone gets there
 
 
 def test_a_further_seed_is_for_the_best_third_of_each_batch_size():

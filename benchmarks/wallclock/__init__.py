@@ -5,16 +5,16 @@ seeds that are not reported: uniform draws by the training loss at the end of th
 then all, uniform draws once more, by the time to it. The worse two thirds of a grid are tried on the first of these
 seeds alone, and three configurations of a batch size on more than two. Uniform draws are reshuffled passes, those of a
 loader without scores: where adaptive ones stand aside, both take the same steps. Every batch size gets as many steps T
-as uniform training takes in the seconds of the smallest one's budget. Under cosine decay, where the budget decides the
-run, both sides are chosen by their loss at its end.
+as uniform training takes in the seconds of the smallest one's budget.
 
 - Target: the mean loss on the whole training set that the best uniform configuration has after its budget T. Uniform's
   time to it is that of this configuration or of the one that was soonest in tuning, whichever is less.
 - Time: where the mean curve over seeds first crosses the target, straight lines between evaluations, which are equally
   many for all. Drawing, stepping and scoring are on the clock, evaluation is not. Constant and α/√t runs go on to 2T;
   who has not crossed by then is counted as infinitely slow.
-- Cosine decay depends on the budget: runs of T/2, T and 2T, each with its own decay, and the ratio of the budgets, in
-  seconds, at which both end at the target, interpolated in log budget. For α/√t the same is given beside the time.
+- Cosine decay depends on the budget: runs of T/2, 0.7 T, T, 1.4 T and 2T, each with its own decay, and the ratio of the
+  budgets, in seconds, at which both end at the target, interpolated in log budget; both sides are tuned by that, on the
+  first three. For α/√t the same is given beside the time, from T/2, T and 2T.
 - Intervals: 95 % by a bootstrap over seeds that takes the same seeds of both sides, target included.
 - Held-out loss and accuracy are compared at the moment when uniform's budget is over; beside them stands the time to
   uniform's held-out loss of that moment, for a lower training loss may be over-fitting.

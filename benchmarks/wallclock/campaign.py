@@ -18,8 +18,8 @@ from benchmarks.wallclock.training import OPTIMIZERS, RunConfig, time_steps, tra
 from benchmarks.wallclock.workers import Workers
 from dasgrad.experiments.problems import Problem
 
-BUDGETS = (0.5, 1.0, 2.0)
-"""Of T, where the schedule depends on the budget."""
+BUDGETS, TUNING_BUDGETS = (0.5, 0.7, 1.0, 1.4, 2.0), (0.5, 0.7, 1.0)
+"""Of T, where the schedule depends on the budget; straight lines from T/2 to T to 2T would be too far from a curve."""
 TUNING_SEED, OTHER_SEED = 2000, 1000
 """Where the seeds of tuning and those of uniform against itself start; reported ones start at 0."""
 NUM_TUNING_POINTS = 8
@@ -166,7 +166,8 @@ class Campaign:
         found = {}
         for batches, sizes in self._batch_rules().items():
             uniform = self._choose(schedule, by_optimizer, moment, sizes)
-            target = min(mean_loss(runs, moment) for config, runs in by_optimizer.items() if config.batch_size in sizes)
+            tried = [runs for config, runs in by_optimizer.items() if config.batch_size in sizes]
+            target = min(mean_loss(runs, moment, log=schedule == "cosine") for runs in tried)
             soonest = self._choose(schedule, by_optimizer, moment, sizes, target)
             choices = {UNIFORM: uniform, SOONEST: soonest, UNIFORM_AGAIN: soonest}
             for method in sorted(settings.methods, key=lambda name: name == FIXED):  # which needs the choice of `AUTO`
@@ -234,7 +235,24 @@ class Campaign:
             for config in found:
                 found[config].append(runs[replace(config, seed=seed)])
             found = _best_of_each_size(found, 1 / 3 if seed == TUNING_SEED else 0.0)
-        return found
+        return self._by_budgets(stage, found) if schedule == "cosine" else found
+
+    def _by_budgets(
+        self, stage: str, found: dict[RunConfig, list[dict[str, Any]]]
+    ) -> dict[RunConfig, list[dict[str, Any]]]:
+        """For each run, whose budget is T, the curve through its end and those of runs with a smaller budget."""
+
+        def shorter(config: RunConfig, seed: int) -> list[RunConfig]:
+            steps = [max(1, round(share * config.num_steps)) for share in TUNING_BUDGETS[:-1]]
+            return [replace(config, seed=seed, num_steps=number, num_points=1) for number in steps]
+
+        seeds = range(TUNING_SEED, TUNING_SEED + self._settings.num_tuning_seeds)
+        runs = self._run(stage, [one for config in found for seed in seeds for one in shorter(config, seed)])
+        curves: dict[RunConfig, list[dict[str, Any]]] = {}
+        for config, whole in found.items():
+            before = [[runs[one] for one in shorter(config, seed)] for seed in seeds]
+            curves[config] = [_through_ends([*ends, run]) for ends, run in zip(before, whole, strict=True)]
+        return curves
 
     def _choose(
         self,
@@ -244,16 +262,12 @@ class Campaign:
         sizes: Sequence[int],
         target: float | None = None,
     ) -> Choice:
-        """The configuration that is first at the target; without one, that of least loss after so many seconds.
-
-        Under cosine decay by the loss at the end of its budget.
-        """
+        """The configuration that is first at the target; without one, that of least loss after so many seconds."""
+        log = schedule == "cosine"
 
         def rank(config: RunConfig) -> tuple[float, float]:
-            if schedule == "cosine":
-                return 0.0, mean_loss(runs[config], None)
-            time = 0.0 if target is None else time_to(runs[config], target)
-            return time, mean_loss(runs[config], moment)
+            time = 0.0 if target is None else time_to(runs[config], target, log=log)
+            return time, mean_loss(runs[config], moment, log=log)
 
         best = min((config for config in runs if config.batch_size in sizes), key=rank)
         rates = self._rates(schedule)
@@ -364,18 +378,25 @@ def _best_of_each_size(
     return kept
 
 
-def time_to(runs: Sequence[dict[str, Any]], target: float) -> float:
-    """Where the mean curve over runs first crosses the target."""
+def _through_ends(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The ends of runs of rising budgets as one curve."""
+    return {"curves": {name: [run["curves"][name][-1] for run in runs] for name in ("seconds", "train_loss")}}
+
+
+def time_to(runs: Sequence[dict[str, Any]], target: float, *, log: bool = False) -> float:
+    """Where the mean curve over runs first crosses the target, by the seconds or their logarithm."""
     seconds, losses = (np.array([run["curves"][name] for run in runs]).mean(0) for name in ("seconds", "train_loss"))
-    return float(first_crossings(seconds[None], losses[None], np.array([target]))[0])
+    positions = np.log(seconds) if log else seconds
+    found = float(first_crossings(positions[None], losses[None], np.array([target]))[0])
+    return math.exp(found) if log else found
 
 
-def mean_loss(runs: Sequence[dict[str, Any]], moment: float | None) -> float:
+def mean_loss(runs: Sequence[dict[str, Any]], moment: float | None, *, log: bool = False) -> float:
     """Mean training loss over runs after so many seconds, or at their ends; infinite where one is no number."""
     losses = np.array([run["curves"]["train_loss"] for run in runs])
     if moment is None:
         value = float(losses[:, -1].mean())
     else:
         seconds = np.array([run["curves"]["seconds"] for run in runs])
-        value = float(values_at(seconds, losses, moment).mean())
+        value = float(values_at(seconds, losses, moment, log=log).mean())
     return value if np.isfinite(value) else float("inf")

@@ -104,7 +104,7 @@ def _curves(comparison: Comparison, method: str, column: str = "train_loss") -> 
 
 
 def _target_point(comparison: Comparison) -> int:
-    """The column of T, in the middle of T/2, T and 2T as of a curve to 2T."""
+    """The column of T, in the middle of the budgets as of a curve to 2T."""
     num_points: int = _stack(comparison, UNIFORM, "seconds").shape[1]
     return (num_points - 1) // 2
 
