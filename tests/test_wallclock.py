@@ -18,11 +18,23 @@ if not (ROOT / "benchmarks").exists():
 sys.path.append(str(ROOT))
 
 from benchmarks.wallclock import command, crossing, drawing  # noqa: E402 - the repository comes onto the path above
-from benchmarks.wallclock.campaign import Campaign, Settings, _best_of_each_size, _warmed, mean_loss, time_to  # noqa: E402
+from benchmarks.wallclock.campaign import (  # noqa: E402
+    SOONEST,
+    UNIFORM,
+    Campaign,
+    Choice,
+    Comparison,
+    Settings,
+    _best_of_each_size,
+    _warmed,
+    mean_loss,
+    time_to,
+)
 from benchmarks.wallclock.cases import CASES, make_dense, scale_rows, thin  # noqa: E402
 from benchmarks.wallclock.crossing import Curves  # noqa: E402
 from benchmarks.wallclock.models import make_perceptron  # noqa: E402
 from benchmarks.wallclock.progress import OutOfTimeError, Progress  # noqa: E402
+from benchmarks.wallclock.rows import _equal_loss, compare  # noqa: E402
 from benchmarks.wallclock.store import Store  # noqa: E402
 from benchmarks.wallclock.table import make_table, show  # noqa: E402
 from benchmarks.wallclock.training import RunConfig, make_optimizer, make_schedule, train  # noqa: E402
@@ -131,6 +143,24 @@ def test_values_at_equal_time_stop_where_a_run_ended():
     assert crossing.values_at(seconds, values, 1.5).tolist() == [2.5, 2.0]
     difference, low, high = crossing.compare_means(np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.0]))
     assert (difference, low, high) == pytest.approx((1, 1, 1))
+
+
+def test_accuracy_at_the_target_is_that_when_both_have_the_same_training_loss():
+    """Uniform's budget ends after 2 s at a loss of 2; ours is there after 1.5 s, half way between two evaluations."""
+
+    def runs(losses, accuracies):
+        curves = {"seconds": [0.0, 1.0, 2.0, 3.0, 4.0], "train_loss": losses}
+        return [[{"curves": curves | {"test_accuracy": accuracy}}] for accuracy in accuracies]
+
+    uniform = runs([4.0, 3.0, 2.0, 1.5, 1.0], [[0.0, 0.4, 0.6, 0.6, 0.5], [0.0, 0.4, 0.7, 0.6, 0.5]])
+    ours = runs([4.0, 3.0, 1.0, 0.5, 0.1], [[0.0, 0.6, 0.8, 0.2, 0.1], [0.0, 0.6, 0.9, 0.2, 0.1]])
+    slow = runs([4.0] * 5, [[0.0] * 5] * 2)
+    choice = Choice("adam", "reshuffled", 0.1, 32, False)
+    everyone = {UNIFORM: uniform, SOONEST: uniform, "ours": ours, "slow": slow}
+    comparison = Comparison("p", "P", "constant", "any batch", "cpu", dict.fromkeys(everyone, choice), everyone)
+    found = _equal_loss(comparison, "ours", compare(comparison, "ours").ours)
+    assert list(found.values()) == pytest.approx([(0.7 - 0.6 + 0.75 - 0.7) / 2, 0.05, 0.1])
+    assert set(_equal_loss(comparison, "slow", compare(comparison, "slow").ours).values()) == {None}
 
 
 def test_tuning_takes_the_loss_at_equal_time_and_no_number_for_the_worst():
@@ -490,6 +520,7 @@ def test_tables_say_never_and_at_most():
         "at_most": False,
         "scoring_share": 0.1,
         "clock": "cpu",
+        "accuracy_at_target_difference": None,
     }
     for name in ("train_loss", "test_loss", "test_accuracy"):
         row |= {name: 0.5, f"peer_{name}": 0.5, f"{name}_difference": 0.0, f"{name}_low": -0.1, f"{name}_high": 0.1}
@@ -497,7 +528,11 @@ def test_tables_say_never_and_at_most():
     assert "∞ [1, ∞]" in page
     assert "lr 0.1*" in page
     assert "processor time" in page
-    assert "≤ 0.5 [0.4, 0.6]" in "\n".join(make_table([row | {"ratio": 0.5, "low": 0.4, "high": 0.6, "at_most": True}]))
+    found = {"ratio": 0.5, "low": 0.4, "high": 0.6, "at_most": True}
+    found |= {"accuracy_at_target_difference": 0.02, "accuracy_at_target_low": -0.01, "accuracy_at_target_high": 0.05}
+    page = "\n".join(make_table([row | found]))
+    assert "≤ 0.5 [0.4, 0.6]" in page
+    assert "| +0.02 [-0.01, +0.05] |" in page
 
 
 @pytest.mark.parametrize(

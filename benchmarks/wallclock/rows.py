@@ -81,6 +81,7 @@ def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
         "soonest_batch_size": comparison.choices[SOONEST].batch_size,
         "scoring_share": _scoring_share(comparison, method),
         **_equal_time(comparison, method, float(peer_curves.seconds[:, target_point].mean())),
+        **_equal_loss(comparison, method, found.ours),
         "curve": _mean_curve(curves),
         "peer_curve": _mean_curve(peer_curves),
     }
@@ -122,6 +123,17 @@ def _equal_time(comparison: Comparison, method: str, moment: float) -> dict[str,
         values |= {name: float(ours.mean()), f"peer_{name}": float(peer.mean())}
         values |= {f"{name}_difference": difference, f"{name}_low": low, f"{name}_high": high}
     return values
+
+
+def _equal_loss(comparison: Comparison, method: str, moment: float) -> dict[str, float | None]:
+    """Accuracy when a method is at the target, less uniform's when its budget is over: with the same training loss."""
+    names = ("accuracy_at_target_difference", "accuracy_at_target_low", "accuracy_at_target_high")
+    if not np.isfinite(moment):
+        return dict.fromkeys(names)
+    accuracy, log = "test_accuracy", comparison.schedule == "cosine"
+    ours = values_at(_stack(comparison, method, "seconds"), _stack(comparison, method, accuracy), moment, log=log)
+    peer = _stack(comparison, UNIFORM, accuracy)[:, _target_point(comparison)]
+    return dict(zip(names, compare_means(ours, peer), strict=True))
 
 
 def _scoring_share(comparison: Comparison, method: str) -> float | None:

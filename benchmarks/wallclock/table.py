@@ -16,6 +16,7 @@ HEAD = (
     "training loss",
     "held-out loss",
     "accuracy",
+    "accuracy at the target",
 )
 
 
@@ -25,7 +26,8 @@ def make_table(rows: Sequence[Row]) -> list[str]:
         "Ratios below 1 are sooner than the best uniform configuration; ∞ never got there within twice its budget. The "
         "first line of each table is uniform against itself on other seeds. Held-out × is the ratio of the times to "
         "uniform's held-out loss after its budget. Losses and accuracy are those at the moment when uniform's budget "
-        "is over, with the paired difference from uniform [95 %]. Under cosine decay the seconds are the budget that "
+        "is over, with the paired difference from uniform [95 %]; accuracy at the target is that when a method has "
+        "uniform's training loss, less uniform's when it has it. Under cosine decay the seconds are the budget that "
         "ends at the target, ≤ where the smallest one tried already did. * marks a learning rate at the edge of its "
         "grid.",
         "",
@@ -67,11 +69,20 @@ def _cells(row: Row) -> list[str]:
         _difference(row, "train_loss"),
         _difference(row, "test_loss"),
         _difference(row, "test_accuracy"),
+        _at_target(row),
     ]
 
 
 def _difference(row: Row, name: str) -> str:
     return f"{row[name]:.4g} ({row[f'{name}_difference']:+.2g} [{row[f'{name}_low']:+.2g}, {row[f'{name}_high']:+.2g}])"
+
+
+def _at_target(row: Row) -> str:
+    if row["accuracy_at_target_difference"] is None:
+        return "–"
+    return "{:+.2g} [{:+.2g}, {:+.2g}]".format(
+        *(row[f"accuracy_at_target_{end}"] for end in ("difference", "low", "high"))
+    )
 
 
 def show(value: float) -> str:
