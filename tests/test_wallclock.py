@@ -149,7 +149,8 @@ def test_accuracy_at_the_target_is_that_when_both_have_the_same_training_loss():
     """Uniform's budget ends after 2 s at a loss of 2; ours is there after 1.5 s, half way between two evaluations."""
 
     def runs(losses, accuracies):
-        curves = {"seconds": [0.0, 1.0, 2.0, 3.0, 4.0], "train_loss": losses}
+        held_out = [loss + 1 for loss in (losses[0], *losses[:-1])]  # a second later
+        curves = {"seconds": [0.0, 1.0, 2.0, 3.0, 4.0], "train_loss": losses, "test_loss": held_out}
         return [[{"curves": curves | {"test_accuracy": accuracy}}] for accuracy in accuracies]
 
     uniform = runs([4.0, 3.0, 2.0, 1.5, 1.0], [[0.0, 0.4, 0.6, 0.6, 0.5], [0.0, 0.4, 0.7, 0.6, 0.5]])
@@ -157,24 +158,30 @@ def test_accuracy_at_the_target_is_that_when_both_have_the_same_training_loss():
     slow = runs([4.0] * 5, [[0.0] * 5] * 2)
     choice = Choice("adam", "reshuffled", 0.1, 32, False)
     everyone = {UNIFORM: uniform, SOONEST: uniform, "ours": ours, "slow": slow}
-    comparison = Comparison("p", "P", "constant", "any batch", "cpu", dict.fromkeys(everyone, choice), everyone)
+    comparison = Comparison(
+        "p", "P", "constant", "any batch", "cpu", "train_loss", dict.fromkeys(everyone, choice), everyone
+    )
     found = _equal_loss(comparison, "ours", compare(comparison, "ours").ours)
     assert list(found.values()) == pytest.approx([(0.7 - 0.6 + 0.75 - 0.7) / 2, 0.05, 0.1])
+    assert compare(comparison, "ours").ours == pytest.approx(1.5)
+    assert compare(replace(comparison, goal="test_loss"), "ours").ours == pytest.approx(
+        2.0
+    )  # 4, which uniform has then
     assert set(_equal_loss(comparison, "slow", compare(comparison, "slow").ours).values()) == {None}
 
 
 def test_tuning_takes_the_loss_at_equal_time_and_no_number_for_the_worst():
     run = {"curves": {"seconds": [0, 2], "train_loss": [4, 2]}}
-    assert mean_loss([run], 1.0) == 3
-    assert mean_loss([run], None) == 2
-    assert mean_loss([{"curves": {"seconds": [0, 2], "train_loss": [4, math.nan]}}], None) == math.inf
+    assert mean_loss([run], 1.0, "train_loss") == 3
+    assert mean_loss([run], None, "train_loss") == 2
+    assert mean_loss([{"curves": {"seconds": [0, 2], "train_loss": [4, math.nan]}}], None, "train_loss") == math.inf
 
 
 def test_tuning_takes_the_time_at_which_the_mean_curve_crosses():
     runs = [{"curves": {"seconds": [0, 2, 4], "train_loss": [4, 2, y]}} for y in (0.5, 1.5)]
-    assert time_to(runs, 3.0) == pytest.approx(1.0)
-    assert time_to(runs, 1.5) == pytest.approx(3.0)
-    assert time_to(runs, 0.9) == math.inf
+    assert time_to(runs, 3.0, "train_loss") == pytest.approx(1.0)
+    assert time_to(runs, 1.5, "train_loss") == pytest.approx(3.0)
+    assert time_to(runs, 0.9, "train_loss") == math.inf
 
 
 def test_the_first_at_the_target_is_chosen_and_without_a_target_the_lowest(tmp_path):
@@ -182,8 +189,8 @@ def test_the_first_at_the_target_is_chosen_and_without_a_target_the_lowest(tmp_p
     config = RunConfig("rare", "constant", "adam", "reshuffled", 0.001, 8, 0, 8, 4, 64, "cpu", "here")
     quick, low = config, replace(config, lr=0.003)
     runs = {
-        quick: [{"curves": {"seconds": [0, 1, 3], "train_loss": [4, 2, 2]}}],
-        low: [{"curves": {"seconds": [0, 2, 3], "train_loss": [4, 2, 1]}}],
+        quick: [{"curves": {"seconds": [0, 1, 3], "train_loss": [4, 2, 2], "test_loss": [4, 3, 3]}}],
+        low: [{"curves": {"seconds": [0, 2, 3], "train_loss": [4, 2, 1], "test_loss": [4, 1, 5]}}],
     }
     shared = {"num_seeds": 2, "num_tuning_seeds": 1, "num_steps": 8, "num_points": 4, "num_rates": None}
     where = {"device": torch.device("cpu"), "clock": "cpu", "where": "here", "captured": False}
@@ -192,6 +199,10 @@ def test_the_first_at_the_target_is_chosen_and_without_a_target_the_lowest(tmp_p
     campaign = Campaign("rare", CASES["rare"], small_problem(), settings, store, progress)
     assert campaign._choose("constant", runs, 3.0, (8,), target=2.0).lr == quick.lr
     assert campaign._choose("constant", runs, 3.0, (8,)).lr == low.lr
+    settings = replace(settings, goal="test_loss")
+    campaign = Campaign("rare", CASES["rare"], small_problem(), settings, store, progress)
+    assert campaign._choose("constant", runs, 3.0, (8,), target=2.0).lr == low.lr
+    assert campaign._choose("constant", runs, 3.0, (8,)).lr == quick.lr
 
 
 def test_under_cosine_decay_the_least_budget_that_ends_at_the_target_is_chosen(tmp_path):
@@ -213,7 +224,7 @@ def test_under_cosine_decay_the_least_budget_that_ends_at_the_target_is_chosen(t
     def make_run(config):
         share, own = config.num_steps / 100, config.lr == slow
         losses = [9.0, (4.0 if own else 5.0) - 2 * math.log2(2 * share)]
-        return {"curves": {"seconds": [0.0, share * (2.0 if own else 1.0)], "train_loss": losses}}
+        return {"curves": {"seconds": [0.0, share * (2.0 if own else 1.0)], "train_loss": losses, "test_loss": losses}}
 
     campaign._run = run
     runs = campaign._tuning_runs("cosine", [("adam", "adaptive:auto")], (8,))
@@ -236,13 +247,13 @@ def test_a_further_seed_is_for_the_best_third_of_each_batch_size():
         for lr in range(12)
         for size in (32, 128)
     }
-    kept = _best_of_each_size(runs, 1 / 3)
+    kept = _best_of_each_size(runs, 1 / 3, "train_loss")
     assert {(c.batch_size, c.lr) for c in kept} == {(size, lr) for size in (32, 128) for lr in (3, 4, 5, 6)}
     few = {c: found for c, found in runs.items() if c.lr < 5}
-    assert {c.lr for c in _best_of_each_size(few, 1 / 3)} == {2, 3, 4}
-    assert {c.lr for c in _best_of_each_size(runs, 0.0) if c.batch_size == next(iter(runs)).batch_size} < {
-        c.lr for c in kept
-    }
+    assert {c.lr for c in _best_of_each_size(few, 1 / 3, "train_loss")} == {2, 3, 4}
+    assert {
+        c.lr for c in _best_of_each_size(runs, 0.0, "train_loss") if c.batch_size == next(iter(runs)).batch_size
+    } < {c.lr for c in kept}
 
 
 # --- what is kept on disk ---------------------------------------------------------------------------------
@@ -503,6 +514,7 @@ def test_tables_say_never_and_at_most():
         "soonest_optimizer": "adam",
         "soonest_lr": 0.1,
         "soonest_batch_size": 32,
+        "goal": "train_loss",
         "target": 0.5,
         "peer": 2.0,
         "equal_seconds": 2.0,

@@ -16,6 +16,7 @@ as uniform training takes in the seconds of the smallest one's budget.
   budgets, in seconds, at which both end at the target, interpolated in log budget; both sides are tuned by that, on the
   first three. For α/√t the same is given beside the time, from T/2, T and 2T.
 - Intervals: 95 % by a bootstrap over seeds that takes the same seeds of both sides, target included.
+- ``--goal held-out`` has both sides tuned for held-out loss instead, and takes the time to uniform's.
 - Held-out loss and accuracy are compared at the moment when uniform's budget is over; beside them stands the time to
   uniform's held-out loss of that moment, for a lower training loss may be over-fitting.
 - Uniform against itself, on other seeds, stands beside every ratio: what chance alone does.

@@ -61,6 +61,8 @@ class Settings:
     """Of those that are reported."""
     num_processes: int = 1
     """Runs at a time, where processor time is what counts."""
+    goal: str = "train_loss"
+    """The loss that is to be reached, and that both sides are tuned for: this one or ``"test_loss"``."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Comparison:
     schedule: str
     batches: str
     clock: str
+    goal: str
+    """``"train_loss"`` or ``"test_loss"``."""
     choices: dict[str, Choice]
     runs: dict[str, list[list[dict[str, Any]]]] = field(default_factory=dict)
     """By method, for each seed one run, or one for each of `BUDGETS`."""
@@ -107,7 +111,9 @@ class Campaign:
         self._steps = self._find_budgets()
         wholes = {schedule: self._tune(schedule) for schedule in self._settings.schedules}
         comparisons = [
-            Comparison(self._name, self._case.title, schedule, batches, self._settings.clock, choices)
+            Comparison(
+                self._name, self._case.title, schedule, batches, self._settings.clock, self._settings.goal, choices
+            )
             for schedule, by_batches in wholes.items()
             for batches, choices in by_batches.items()
         ]
@@ -167,7 +173,7 @@ class Campaign:
         for batches, sizes in self._batch_rules().items():
             uniform = self._choose(schedule, by_optimizer, moment, sizes)
             tried = [runs for config, runs in by_optimizer.items() if config.batch_size in sizes]
-            target = min(mean_loss(runs, moment, log=schedule == "cosine") for runs in tried)
+            target = min(mean_loss(runs, moment, settings.goal, log=schedule == "cosine") for runs in tried)
             soonest = self._choose(schedule, by_optimizer, moment, sizes, target)
             choices = {UNIFORM: uniform, SOONEST: soonest, UNIFORM_AGAIN: soonest}
             for method in sorted(settings.methods, key=lambda name: name == FIXED):  # which needs the choice of `AUTO`
@@ -181,11 +187,11 @@ class Campaign:
         method: str,
         choices: dict[str, Choice],
         by_optimizer: dict[RunConfig, list[dict[str, Any]]],
-        goal: tuple[float, float],
+        finish: tuple[float, float],
         sizes: Sequence[int],
     ) -> Choice:
-        """By the time to the loss that uniform draws have at the end of their budget, ``goal`` the two of them."""
-        moment, target = goal
+        """By the time to the loss that uniform draws have at the end of their budget, ``finish`` the two of them."""
+        moment, target = finish
         if method in OPTIMIZERS:
             runs = {config: runs for config, runs in by_optimizer.items() if config.optimizer == method}
             return self._choose(schedule, runs, moment, sizes, target)
@@ -234,7 +240,8 @@ class Campaign:
             runs = self._run(stage, [replace(config, seed=seed) for config in found])
             for config in found:
                 found[config].append(runs[replace(config, seed=seed)])
-            found = _best_of_each_size(found, 1 / 3 if seed == TUNING_SEED else 0.0)
+            share = 1 / 3 if seed == TUNING_SEED else 0.0
+            found = _best_of_each_size(found, share, self._settings.goal)
         return self._by_budgets(stage, found) if schedule == "cosine" else found
 
     def _by_budgets(
@@ -263,11 +270,11 @@ class Campaign:
         target: float | None = None,
     ) -> Choice:
         """The configuration that is first at the target; without one, that of least loss after so many seconds."""
-        log = schedule == "cosine"
+        goal, log = self._settings.goal, schedule == "cosine"
 
         def rank(config: RunConfig) -> tuple[float, float]:
-            time = 0.0 if target is None else time_to(runs[config], target, log=log)
-            return time, mean_loss(runs[config], moment, log=log)
+            time = 0.0 if target is None else time_to(runs[config], target, goal, log=log)
+            return time, mean_loss(runs[config], moment, goal, log=log)
 
         best = min((config for config in runs if config.batch_size in sizes), key=rank)
         rates = self._rates(schedule)
@@ -367,12 +374,12 @@ def _warmed(methods: Iterable[str]) -> list[str]:
 
 
 def _best_of_each_size(
-    runs: dict[RunConfig, list[dict[str, Any]]], share: float
+    runs: dict[RunConfig, list[dict[str, Any]]], share: float, goal: str
 ) -> dict[RunConfig, list[dict[str, Any]]]:
     """That share of the configurations of every batch size, and `NUM_KEPT` at least, by their loss at the end."""
     kept = {}
     for _, group in itertools.groupby(sorted(runs, key=lambda c: c.batch_size), key=lambda c: c.batch_size):
-        configs = sorted(group, key=lambda config: mean_loss(runs[config], None))
+        configs = sorted(group, key=lambda config: mean_loss(runs[config], None, goal))
         for config in configs[: max(NUM_KEPT, math.ceil(share * len(configs)))]:
             kept[config] = runs[config]
     return kept
@@ -380,20 +387,21 @@ def _best_of_each_size(
 
 def _through_ends(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The ends of runs of rising budgets as one curve."""
-    return {"curves": {name: [run["curves"][name][-1] for run in runs] for name in ("seconds", "train_loss")}}
+    names = ("seconds", "train_loss", "test_loss")
+    return {"curves": {name: [run["curves"][name][-1] for run in runs] for name in names}}
 
 
-def time_to(runs: Sequence[dict[str, Any]], target: float, *, log: bool = False) -> float:
+def time_to(runs: Sequence[dict[str, Any]], target: float, goal: str, *, log: bool = False) -> float:
     """Where the mean curve over runs first crosses the target, by the seconds or their logarithm."""
-    seconds, losses = (np.array([run["curves"][name] for run in runs]).mean(0) for name in ("seconds", "train_loss"))
+    seconds, losses = (np.array([run["curves"][name] for run in runs]).mean(0) for name in ("seconds", goal))
     positions = np.log(seconds) if log else seconds
     found = float(first_crossings(positions[None], losses[None], np.array([target]))[0])
     return math.exp(found) if log else found
 
 
-def mean_loss(runs: Sequence[dict[str, Any]], moment: float | None, *, log: bool = False) -> float:
-    """Mean training loss over runs after so many seconds, or at their ends; infinite where one is no number."""
-    losses = np.array([run["curves"]["train_loss"] for run in runs])
+def mean_loss(runs: Sequence[dict[str, Any]], moment: float | None, goal: str, *, log: bool = False) -> float:
+    """Mean loss over runs after so many seconds, or at their ends; infinite where one is no number."""
+    losses = np.array([run["curves"][goal] for run in runs])
     if moment is None:
         value = float(losses[:, -1].mean())
     else:

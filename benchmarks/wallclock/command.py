@@ -19,6 +19,7 @@ from dasgrad.experiments.problems import Problem
 METHODS = ("last-layer", "loss:300", AUTO, FIXED)
 RUNS = Path("runs/bench/wallclock.jsonl")
 NUM_POINTS = 40
+GOALS = {"training": "train_loss", "held-out": "test_loss"}
 MOST_SEEDS = 500
 QUICK_PROBLEMS = ("rare", "hopeless")
 QUICK_SEEDS, QUICK_TUNING_SEEDS, QUICK_STEPS, QUICK_POINTS, QUICK_RATES = 2, 1, 60, 8, 1
@@ -40,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rates", type=int, help="how many learning rates of each grid, from its middle; all")
     parser.add_argument("--steps", type=int, help="T, uniform steps of the smallest batch; by default the problem's")
     parser.add_argument("--points", type=int, default=NUM_POINTS, help="evaluations of a run to 2T, divisible by 4")
+    parser.add_argument(
+        "--goal",
+        choices=tuple(GOALS),
+        default="training",
+        help="the loss that both sides are tuned for and are to reach",
+    )
     parser.add_argument("--device", help="by default cuda where there is one, else cpu")
     parser.add_argument(
         "--clock",
@@ -161,6 +168,7 @@ def measure(
         captured=captured,
         first_seed=options.first_seed,
         num_processes=options.processes,
+        goal=GOALS[options.goal],
     )
     campaign = Campaign(name, case, problem, settings, store, progress)
     try:

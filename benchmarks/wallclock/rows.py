@@ -22,8 +22,11 @@ def make_rows(comparison: Comparison) -> list[Row]:
     return rows
 
 
-def compare(comparison: Comparison, method: str, column: str = "train_loss") -> Ratio:
-    """Seconds to uniform's loss after its budget: along the curves, or, for cosine decay, over budgets."""
+def compare(comparison: Comparison, method: str, column: str | None = None) -> Ratio:
+    """Seconds to uniform's loss after its budget: along the curves, or, for cosine decay, over budgets.
+
+    ``column`` is the loss; None is the one both sides are tuned for.
+    """
     decayed = comparison.schedule == "cosine"
     ours, peer, soonest = (_curves(comparison, name, column) for name in (method, UNIFORM, SOONEST))
     return compare_times(ours, peer, _target_point(comparison), soonest, log=decayed)
@@ -60,6 +63,7 @@ def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
         "held_out_ratio": held_out.ratio,
         "held_out_low": held_out.low,
         "held_out_high": held_out.high,
+        "goal": comparison.goal,
         "target": target,
         "clock": comparison.clock,
         "seeds_crossed": int((curves.losses <= target).any(1).sum()),
@@ -82,8 +86,8 @@ def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
         "scoring_share": _scoring_share(comparison, method),
         **_equal_time(comparison, method, float(peer_curves.seconds[:, target_point].mean())),
         **_equal_loss(comparison, method, found.ours),
-        "curve": _mean_curve(curves),
-        "peer_curve": _mean_curve(peer_curves),
+        "curve": _mean_curve(comparison, method),
+        "peer_curve": _mean_curve(comparison, UNIFORM),
     }
     if comparison.schedule == "inverse-sqrt":
         budget = compare_budgets(comparison, method)
@@ -100,8 +104,8 @@ def _stack(comparison: Comparison, method: str, column: str) -> Array:
     return np.array(seeds, np.float64)
 
 
-def _curves(comparison: Comparison, method: str, column: str = "train_loss") -> Curves:
-    return Curves(_stack(comparison, method, "seconds"), _stack(comparison, method, column))
+def _curves(comparison: Comparison, method: str, column: str | None = None) -> Curves:
+    return Curves(_stack(comparison, method, "seconds"), _stack(comparison, method, column or comparison.goal))
 
 
 def _target_point(comparison: Comparison) -> int:
@@ -126,7 +130,7 @@ def _equal_time(comparison: Comparison, method: str, moment: float) -> dict[str,
 
 
 def _equal_loss(comparison: Comparison, method: str, moment: float) -> dict[str, float | None]:
-    """Accuracy when a method is at the target, less uniform's when its budget is over: with the same training loss."""
+    """Accuracy when a method is at the target, less uniform's when its budget is over: with the same loss."""
     names = ("accuracy_at_target_difference", "accuracy_at_target_low", "accuracy_at_target_high")
     if not np.isfinite(moment):
         return dict.fromkeys(names)
@@ -144,5 +148,5 @@ def _scoring_share(comparison: Comparison, method: str) -> float | None:
     return float(sum(run["scoring_seconds"] for run in last) / sum(run["curves"]["seconds"][-1] for run in last))
 
 
-def _mean_curve(curves: Curves) -> dict[str, list[float]]:
-    return {"seconds": curves.seconds.mean(0).tolist(), "train_loss": curves.losses.mean(0).tolist()}
+def _mean_curve(comparison: Comparison, method: str) -> dict[str, list[float]]:
+    return {name: _stack(comparison, method, name).mean(0).tolist() for name in ("seconds", "train_loss")}

@@ -19,6 +19,8 @@ HEAD = (
     "accuracy at the target",
 )
 
+LOSSES = {"train_loss": "training loss", "test_loss": "tuned for held-out loss, which is"}
+
 
 def make_table(rows: Sequence[Row]) -> list[str]:
     """Tables, each under a line that says what uniform did."""
@@ -27,7 +29,7 @@ def make_table(rows: Sequence[Row]) -> list[str]:
         "first line of each table is uniform against itself on other seeds. Held-out × is the ratio of the times to "
         "uniform's held-out loss after its budget. Losses and accuracy are those at the moment when uniform's budget "
         "is over, with the paired difference from uniform [95 %]; accuracy at the target is that when a method has "
-        "uniform's training loss, less uniform's when it has it. Under cosine decay the seconds are the budget that "
+        "uniform's loss, less uniform's when it has it. Under cosine decay the seconds are the budget that "
         "ends at the target, ≤ where the smallest one tried already did. * marks a learning rate at the edge of its "
         "grid.",
         "",
@@ -40,8 +42,8 @@ def make_table(rows: Sequence[Row]) -> list[str]:
         lines += [
             f"**{first['title']}**, {group[1]}, {group[2]}{budget}. Uniform: {first['peer_name'].split(',')[0]}, "
             f"lr {first['peer_lr']:g}{'*' if first['peer_lr_at_edge'] else ''}, batch {first['peer_batch_size']}; "
-            f"training loss {first['target']:.4g} after a budget of {first['equal_seconds']:.3g} s, reached after "
-            f"{first['peer']:.3g} s ({first['soonest_optimizer']}, lr {first['soonest_lr']:g}, batch "
+            f"{LOSSES[first['goal']]} {first['target']:.4g} after a budget of {first['equal_seconds']:.3g} s, reached "
+            f"after {first['peer']:.3g} s ({first['soonest_optimizer']}, lr {first['soonest_lr']:g}, batch "
             f"{first['soonest_batch_size']}, was the soonest in tuning); "
             f"held-out loss {first['peer_test_loss']:.4g}, accuracy {first['peer_test_accuracy']:.4f}; "
             f"{first['num_seeds']} seeds{'; processor time of one thread' if first['clock'] == 'cpu' else ''}.",
