@@ -161,13 +161,15 @@ def test_accuracy_at_the_target_is_that_when_both_have_the_same_training_loss():
     comparison = Comparison(
         "p", "P", "constant", "any batch", "cpu", "train_loss", dict.fromkeys(everyone, choice), everyone
     )
-    found = _equal_loss(comparison, "ours", compare(comparison, "ours").ours)
+    found = _equal_loss(comparison, "ours", compare(comparison, "ours"))
     assert list(found.values()) == pytest.approx([(0.7 - 0.6 + 0.75 - 0.7) / 2, 0.05, 0.1])
     assert compare(comparison, "ours").ours == pytest.approx(1.5)
     assert compare(replace(comparison, goal="test_loss"), "ours").ours == pytest.approx(
         2.0
     )  # 4, which uniform has then
-    assert set(_equal_loss(comparison, "slow", compare(comparison, "slow").ours).values()) == {None}
+    assert set(_equal_loss(comparison, "slow", compare(comparison, "slow")).values()) == {None}
+    below = replace(compare(comparison, "ours"), at_most=True)
+    assert set(_equal_loss(comparison, "ours", below).values()) == {None}
 
 
 def test_tuning_takes_the_loss_at_equal_time_and_no_number_for_the_worst():
@@ -236,6 +238,7 @@ def test_under_cosine_decay_the_least_budget_that_ends_at_the_target_is_chosen(t
     assert curve == pytest.approx((5.0, 5 - 2 * math.log2(1.4), 3.0))
     assert campaign._choose("cosine", runs, 1.0, (8,), target=3.0).lr == quick  # after 1 s, and 2 · 0.7 s
     assert campaign._choose("cosine", runs, 1.0, (8,), target=2.5).lr == slow  # which alone gets there
+    assert campaign._choose("cosine", runs, 2.0, (8,), target=6.0).lr == slow  # both do at once, and its loss is lower
 
 
 def test_a_further_seed_is_for_the_best_third_of_each_batch_size():

@@ -269,12 +269,16 @@ class Campaign:
         sizes: Sequence[int],
         target: float | None = None,
     ) -> Choice:
-        """The configuration that is first at the target; without one, that of least loss after so many seconds."""
+        """The configuration that is first at the target; without one, that of least loss after so many seconds.
+
+        So it is among those that are there with the smallest budget tried, which is all that is known of them.
+        """
         goal, log = self._settings.goal, schedule == "cosine"
 
         def rank(config: RunConfig) -> tuple[float, float]:
             time = 0.0 if target is None else time_to(runs[config], target, goal, log=log)
-            return time, mean_loss(runs[config], moment, goal, log=log)
+            least = np.mean([run["curves"]["seconds"][0] for run in runs[config]])
+            return time if time > least else 0.0, mean_loss(runs[config], moment, goal, log=log)
 
         best = min((config for config in runs if config.batch_size in sizes), key=rank)
         rates = self._rates(schedule)

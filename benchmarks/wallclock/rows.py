@@ -85,7 +85,7 @@ def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
         "soonest_batch_size": comparison.choices[SOONEST].batch_size,
         "scoring_share": _scoring_share(comparison, method),
         **_equal_time(comparison, method, float(peer_curves.seconds[:, target_point].mean())),
-        **_equal_loss(comparison, method, found.ours),
+        **_equal_loss(comparison, method, found),
         "curve": _mean_curve(comparison, method),
         "peer_curve": _mean_curve(comparison, UNIFORM),
     }
@@ -129,13 +129,16 @@ def _equal_time(comparison: Comparison, method: str, moment: float) -> dict[str,
     return values
 
 
-def _equal_loss(comparison: Comparison, method: str, moment: float) -> dict[str, float | None]:
-    """Accuracy when a method is at the target, less uniform's when its budget is over: with the same loss."""
+def _equal_loss(comparison: Comparison, method: str, found: Ratio) -> dict[str, float | None]:
+    """Accuracy when a method is at the target, less uniform's when its budget is over: with the same loss.
+
+    None where it never has that loss, or less at the first point.
+    """
     names = ("accuracy_at_target_difference", "accuracy_at_target_low", "accuracy_at_target_high")
-    if not np.isfinite(moment):
+    if not np.isfinite(found.ours) or found.at_most:
         return dict.fromkeys(names)
     accuracy, log = "test_accuracy", comparison.schedule == "cosine"
-    ours = values_at(_stack(comparison, method, "seconds"), _stack(comparison, method, accuracy), moment, log=log)
+    ours = values_at(_stack(comparison, method, "seconds"), _stack(comparison, method, accuracy), found.ours, log=log)
     peer = _stack(comparison, UNIFORM, accuracy)[:, _target_point(comparison)]
     return dict(zip(names, compare_means(ours, peer), strict=True))
 

@@ -1,5 +1,6 @@
 """Probabilities, weights and draws: exact by enumeration, statistical with fixed seeds."""
 
+import math
 import pickle
 
 import numpy as np
@@ -339,6 +340,27 @@ def test_bad_calls_are_refused_and_lose_nothing(call, message):
     with pytest.raises(ValueError, match=message):
         call(sampler)
     assert torch.equal(before, sampler.probabilities)
+
+
+def test_draws_go_by_what_is_made_of_checked_scores():
+    sampler = dasgrad.AdaptiveSampler(4, 2, floor=0.0, epsilon=1e-9, target=[0.5, 0.25, 0.25, 0.0])
+    seen = []
+    sampler.refresh([1.0, 2.0, 3.0, 9.0], lambda scores: seen.append(scores) or scores.square())
+    assert seen[0].tolist() == [1.0, 2.0, 3.0, 0.0]  # the last one is never drawn
+    expected = torch.tensor([0.5, 1.0, 9 / 4, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(sampler.probabilities, expected / expected.sum(), atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan])
+def test_scores_and_what_is_made_of_them_are_both_checked(bad):
+    sampler = dasgrad.AdaptiveSampler(3, 2)
+    sampler.refresh([1.0, 2.0, 3.0])
+    before = sampler.probabilities
+    with pytest.raises(ValueError, match="position 1"):
+        sampler.refresh([1.0, bad, 3.0], torch.square)
+    with pytest.raises(ValueError, match="position 2"):
+        sampler.refresh([1.0, 2.0, 3.0], lambda scores: torch.where(scores > 2, bad, scores))
+    assert torch.equal(sampler.probabilities, before)
 
 
 def test_update_before_refresh_is_refused():

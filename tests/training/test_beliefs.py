@@ -109,7 +109,7 @@ def test_no_noise_makes_draws_win_more_than_the_most_that_is_believed(second_mom
         belief.observe(1.0, mean, 10**6)
         noise = belief.at(8)
         now = noise.of_second_moment(second_moment)
-        factors.append(noise.steps_factor((now + beliefs.aging.age(now)) / 2))
+        factors.append(noise.steps_factor(beliefs.aging.on_average(now)))
     assert min(factors) == factors[-1]
     assert beliefs.least_factor(second_moment, 8) == pytest.approx(factors[-1])
 

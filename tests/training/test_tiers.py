@@ -34,6 +34,7 @@ def compare():
             lambda name, scores: torch.ones_like(scores),
             lambda cheaper, left: Option("refresh", factors[cheaper.score], left, left, cheaper),
         )
+        tiers.take(best.scorer)
         assert tiers.scorer(scorer) is best.scorer
         return best.scorer.score
 
@@ -53,6 +54,18 @@ def test_a_score_in_use_stays_until_another_is_clearly_better(compare, exact, ch
     tiers = Tiers()
     assert compare(tiers, 1.0, last_layer=0.9, loss=0.9) == "last_layer"
     assert compare(tiers, exact, last_layer=0.9, loss=0.9) == chosen
+
+
+def test_a_score_that_is_not_taken_is_not_the_present_one(compare):
+    tiers = Tiers()
+    taken = tiers.take
+    tiers.take = lambda scorer: None
+    with pytest.raises(AssertionError):
+        compare(tiers, 1.0, last_layer=0.5, loss=0.5)
+    assert tiers.present == ""
+    tiers.take = taken
+    assert compare(tiers, 1.0, last_layer=0.5, loss=0.5) == "last_layer"
+    assert tiers.present == "last_layer"
 
 
 def test_the_exact_score_takes_the_place_of_one_that_is_no_more(compare):

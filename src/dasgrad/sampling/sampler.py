@@ -7,7 +7,7 @@ leaves: constants in leaves lose their bound as soon as one leaf is updated and 
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -198,9 +198,18 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         shares = None if self._target_tree is None else self._target_tree.masses_of(indices)
         return self._weigh(self._tree.masses_of(indices), self._tree.total, shares)
 
-    def refresh(self, scores: Tensor | Sequence[float]) -> None:
-        """Take new scores for all n examples."""
+    def refresh(self, scores: Tensor | Sequence[float], through: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Take new scores for all n examples.
+
+        Args:
+            scores: ``[n]``, finite and not negative.
+            through: draws go by what this makes of them, 0 where πᵢ = 0, and of all they were checked for.
+        """
         checked = self._check_scores(scores, self.num_examples, "refresh")
+        if through is not None:
+            if self._target_tree is not None:
+                checked = torch.where(self.target > 0, checked, 0.0)
+            checked = self._check_scores(through(checked), self.num_examples, "refresh")
         masses = self.target * (checked + self.epsilon)
         with LOCK:
             self._tree.rebuild(masses)

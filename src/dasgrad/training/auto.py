@@ -23,7 +23,7 @@ from torch import Tensor
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.names import score_name
 from dasgrad.training.beliefs import ENOUGH, Beliefs, NoiseBelief
-from dasgrad.training.cadence import LASTING, plan
+from dasgrad.training.cadence import LASTING, plan, plan_beside
 from dasgrad.training.costs import Costs, ScoringCosts
 from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.findings import HARDLY, Found, Option, choose, draw_examples
@@ -103,6 +103,7 @@ class AutoRefresh(StepCounter):
         self._refreshed_at: int | None = None  # by a decision; the sampler knows whether there are scores in use
         self._left_then = 1.0  # noise left at the last look, by the scores in use
         self._left_first = 1.0  # noise they left when they were made, judged by themselves
+        self._judged_by_audit = True  # whether the noise left at the last look is what exact scores of some said
         self._beliefs = Beliefs.usual()
         self._memory = ScoreMemory()
         self._num_looked_at = num_audited
@@ -179,14 +180,16 @@ class AutoRefresh(StepCounter):
         elif not first:  # when much is done that does not come again, as is trying out what a score costs
             self._look_seconds = max(0.0, self._costs.clock() - self._costs.trial_seconds - started)
         self._promise = 1 - found.noise.steps_factor(min(1.0, found.fresh))
+        self._judged_by_audit = True
         self._carry_out(loader, best, found.noise, found.fresh)
         assert self._look_seconds is not None
         self._next_audit = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
         self._next_look = self._next_audit if best.interval is None else min(self._next_audit, step + best.interval)
 
-    def _affordable_at(self, loader: "AdaptiveLoader", step_seconds: float) -> float:
-        """The step from which on all examples may be scored once more."""
-        seconds = self._costs.spent + self._costs.taken_from_training(score_name(self._scorer(loader)), loader)
+    def _affordable_at(self, loader: "AdaptiveLoader", step_seconds: float, by: ExampleScorer | None = None) -> float:
+        """The step from which on all examples may be scored once more, by the present tier or another."""
+        name = score_name(by or self._scorer(loader))
+        seconds = self._costs.spent + self._costs.taken_from_training(name, loader)
         return seconds / (self._most_scoring * step_seconds)
 
     def _scorer(self, loader: "AdaptiveLoader") -> ExampleScorer:
@@ -196,10 +199,10 @@ class AutoRefresh(StepCounter):
 
     def _scores_are_cheap(self, loader: "AdaptiveLoader") -> bool:
         """Whether all examples are scored in the time of a few looks, most of which can be the calls, as on a GPU."""
-        if self._costs.given is not None or loader.overlap != 0:
+        if self._costs.given is not None or loader.overlap != 0 or self._look_seconds is None:
             return False
-        assert self._look_seconds is not None
-        return self.seconds_of(score_name(self._scorer(loader)), loader) < _WHOLE * self._look_seconds
+        assert loader.scorer is not None
+        return self.seconds_of(score_name(loader.scorer), loader) < _WHOLE * self._look_seconds
 
     def _look_at_all(self, loader: "AdaptiveLoader", step_seconds: float, interval: int) -> None:
         """Score all examples where that should pay, see what they are worth, and keep the scores or forget them."""
@@ -208,19 +211,19 @@ class AutoRefresh(StepCounter):
         in_steps = self.seconds_of(score_name(scorer), loader) / step_seconds
         fresh, before, looks = self._left_first, None, self._looks_since(step)
         again = plan(noise, aging, fresh, in_steps, interval)
-        if sampler.refreshed:
+        in_use = sampler.refreshed and self._refreshed_at is not None  # else they are of no known worth
+        if in_use:
             now = aging.age(self._left_then, looks)
             left = aging.on_average(now, again.looks)
             best = Option("keep", noise.steps_factor(left), now, left)
             affordable = self._affordable_at(loader, step_seconds) <= step
             if affordable and again.factor <= min(self._worth, best.factor - HARDLY):
                 before = sampler.weights
-            elif looks == 1:
-                aging.forget()
-        if not sampler.refreshed or before is not None:
-            in_steps = self._rescore(loader, scorer) / step_seconds
-            scores = self._memory.latest
-            fresh = self._left_first = noise.of_second_moment(second_moment_left(scores, sampler.weights))
+        if not in_use or (before is None and looks == 1):
+            aging.forget()
+        if not in_use or before is not None:
+            in_steps = self._rescore(loader, scorer, noise) / step_seconds
+            scores, fresh = self._memory.latest, self._left_first
             if before is not None:
                 now = noise.of_second_moment(second_moment_left(scores, before))
                 aging.observe(fresh, now, effective_number(scores), looks + self._looks_kept)
@@ -230,14 +233,15 @@ class AutoRefresh(StepCounter):
             best = Option("refresh", factor, fresh, again.noise_left)
         self._promise = 1 - noise.steps_factor(min(1.0, fresh))
         self._next_look = step + again.interval
-        if step < self._next_audit:
-            self._next_look = min(self._next_look, self._next_audit)
         if best.factor > self._worth:  # until fresh ones would pay, or looks take a small share of the time
             left = aging.on_average(fresh)
             pays_at = noise.pays_at(left, self._worth, in_steps / (LASTING * (self._growth - 1)))
             rare = step + in_steps / self._allowed()
             self._next_look = max(step + interval, math.ceil(min(pays_at, rare)))
             best = Option("off", 1.0, 1.0, 1.0)
+        if step < self._next_audit:
+            self._next_look = min(self._next_look, self._next_audit)
+        self._judged_by_audit = False
         self._carry_out(loader, best, noise, fresh)
 
     def _looks_since(self, step: int) -> float:
@@ -292,7 +296,7 @@ class AutoRefresh(StepCounter):
         noise = self._beliefs.noise.at(loader.batch_size)
         now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
         fresh = noise.of_second_moment(second_moment)
-        if sampler.refreshed and self._left_then < 1:
+        if sampler.refreshed and self._left_then < 1 and self._judged_by_audit:
             looks = self._looks_since(step)
             aging.observe(self._left_then, now, effective_number(scores), looks)
             now = aging.age(self._left_then, looks)
@@ -359,11 +363,11 @@ class AutoRefresh(StepCounter):
             in_steps = self._costs.taken_from_training(name, loader) / step_seconds / cheaper
             if loader.overlap == 0:
                 best = plan(found.noise, aging, fresh, in_steps, interval)
-                return Option("refresh", best.factor, fresh, best.noise_left, scorer, best.interval)
-            late = min(1.0, self._costs.steps_beside(name, loader, step_seconds) / (LASTING * interval))
-            left = late * min(1.0, found.now) + (1 - late) * aging.on_average(fresh)  # draws stay as they are till then
-            factor = (1 + in_steps / (LASTING * interval)) * found.noise.steps_factor(left)
-            return Option("refresh", factor, fresh, left, scorer)
+            else:
+                wait = self._costs.steps_beside(name, loader, step_seconds)
+                best = plan_beside(found.noise, aging, found.now, fresh, in_steps, wait, interval)
+            soon = best.interval if loader.overlap == 0 else None
+            return Option("refresh", best.factor, fresh, best.noise_left, scorer, soon)
 
         def draws_by(name: str, scores: Tensor) -> Tensor:
             return weights_of(self._memory.foretell(name, scores, found.indices), loader.sampler.floor)
@@ -374,7 +378,8 @@ class AutoRefresh(StepCounter):
         change = ideal < CLEARLY * min(self._worth, exact.factor, *(option.factor for option in options))
         if self._costs.given is None and (change or self._tiers.present):
             exact = self._tiers.best(found, exact, partial(self._score_by, loader, found.chunks), draws_by, refreshing)
-        return [*options, exact]
+        affordable = self._affordable_at(loader, step_seconds, exact.scorer) <= self.num_steps + 1
+        return [*options, exact] if affordable else options
 
     def _score_by(self, loader: "AdaptiveLoader", chunks: Sequence[Tensor], scorer: ExampleScorer) -> Tensor:
         if not self._costs.is_known(score_name(scorer)):
@@ -386,13 +391,13 @@ class AutoRefresh(StepCounter):
         assert step_seconds is not None
         self._looks_kept = self._looks_kept + self._looks_since(step) if best.decision == "keep" else 0.0
         if best.decision == "refresh":
-            scorer = best.scorer or scorer
-            if best.scorer is not None and loader.overlap != 0:
-                loader.rescore_beside(scorer, self._costs.steps_beside(score_name(scorer), loader, step_seconds))
-            elif best.scorer is not None:
-                self._rescore(loader, scorer)
-                left = second_moment_left(self._memory.latest, loader.sampler.weights)
-                self._left_first = noise.of_second_moment(left)
+            if best.scorer is not None:
+                scorer = best.scorer
+                self._tiers.take(scorer)
+                if loader.overlap == 0:
+                    self._rescore(loader, scorer, noise)
+                else:
+                    loader.rescore_beside(scorer, self._costs.steps_beside(score_name(scorer), loader, step_seconds))
             self._refreshed_at = step
         elif best.decision == "off":
             if loader.sampler.refreshed:
@@ -413,13 +418,14 @@ class AutoRefresh(StepCounter):
             larger_batch_factor=noise.larger_batch_factor(4, step_seconds, self._example_seconds),
         )
 
-    def _rescore(self, loader: "AdaptiveLoader", scorer: ExampleScorer) -> float:
-        """Rescore all examples, and return what that takes."""
+    def _rescore(self, loader: "AdaptiveLoader", scorer: ExampleScorer, noise: Noise) -> float:
+        """Rescore all examples, see what draws by the scores leave, and return what that takes."""
         started = self._costs.now(scorer)
         loader.rescore(scorer, partial(self._memory.learn, score_name(scorer), floor=loader.sampler.floor))
         self._costs.note(score_name(scorer), self._costs.now(scorer) - started)
         seconds = self.seconds_of(score_name(scorer), loader)
         self._costs.spent += seconds
+        self._left_first = noise.of_second_moment(second_moment_left(self._memory.latest, loader.sampler.weights))
         return seconds
 
     def _remember(self, loader: "AdaptiveLoader", name: str) -> None:
@@ -448,6 +454,7 @@ class AutoRefresh(StepCounter):
             "refreshed_at": self._refreshed_at,
             "left_then": self._left_then,
             "left_first": self._left_first,
+            "judged_by_audit": self._judged_by_audit,
             "tier": self._tiers.present,
             "beliefs": self._beliefs.state_dict(),
             "memory": self._memory.state_dict(),
@@ -478,17 +485,15 @@ class AutoRefresh(StepCounter):
         self._next_look, self._next_audit = int(state_dict["next_look"]), int(state_dict["next_audit"])
         self._refreshed_at = state_dict["refreshed_at"]
         self._left_then, self._left_first = float(state_dict["left_then"]), float(state_dict["left_first"])
+        self._judged_by_audit = bool(state_dict["judged_by_audit"])
         self._tiers.present = str(state_dict["tier"])
         self._beliefs = Beliefs.from_state_dict(state_dict["beliefs"])
         self._memory = ScoreMemory.from_state_dict(state_dict["memory"])
         self._costs.seconds = dict(state_dict["scoring_seconds"])
         self._costs.lost, self._costs.spent = float(state_dict["lost"]), float(state_dict["spent"])
-        self._num_looked_at = int(state_dict["num_looked_at"])
-        self._look_seconds = state_dict["look_seconds"]
-        self._example_seconds = float(state_dict["example_seconds"])
-        self._promise = float(state_dict["promise"])
-        self._looks_kept = float(state_dict["looks_kept"])
-        self._failure = str(state_dict["failure"])
+        self._num_looked_at, self._look_seconds = int(state_dict["num_looked_at"]), state_dict["look_seconds"]
+        self._example_seconds, self._promise = float(state_dict["example_seconds"]), float(state_dict["promise"])
+        self._looks_kept, self._failure = float(state_dict["looks_kept"]), str(state_dict["failure"])
         self.last = Diagnosis(**state_dict["last"])
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ A look is a small sample: of 256 examples three may carry all of the gradient. S
 is believed already, each counted by how much it can know.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,7 +21,7 @@ USUAL_AGING = 0.15
 PRIOR_EXAMPLES = 16
 """Examples that the present belief about aging counts as, beside a look's."""
 LEAST_KEPT = 0.05
-"""Of what scores win, after a look: what goes beyond counts as harm, which grows with time as it is."""
+"""Of what scores win, after a look: what is lost beyond that counts as harm, in proportion to time."""
 MOST_HARM = 1.0
 """What old scores lose against uniform draws, over what fresh ones win: no more than this is believed."""
 FADING = 0.5
@@ -62,7 +63,9 @@ class NoiseBelief:
 class AgingBelief:
     """The share of what scores win over uniform draws that is lost from one look to the next.
 
-    It is above 1 where old scores do harm: examples that were thought small have the largest weights.
+    What is kept goes by powers of time down to `LEAST_KEPT` at a look; what is lost faster is lost in proportion to
+    time, and the share is above 1. So it is where old scores do harm: examples that were thought small have the largest
+    weights.
     """
 
     share: float = USUAL_AGING
@@ -71,7 +74,8 @@ class AgingBelief:
         """Noise left so many looks ago and now, the latter by so many examples that count."""
         if left_before < 1:
             kept = min(1.0, max(-MOST_HARM, (1 - left_now) / (1 - left_before)))
-            found = 1 - (kept ** (1 / looks) if kept > 0 else kept)
+            slowest = LEAST_KEPT**looks
+            found = 1 - kept ** (1 / looks) if kept >= slowest else 1 - LEAST_KEPT + (slowest - kept) / looks
             self.share = (PRIOR_EXAMPLES * self.share + number * found) / (PRIOR_EXAMPLES + number)
 
     def forget(self) -> None:
@@ -88,8 +92,12 @@ class AgingBelief:
         return left + (1 - self.kept(looks)) * max(0.0, 1 - left)
 
     def on_average(self, left: float, looks: float = 1.0) -> float:
-        """The noise left until then, where this much is now."""
-        return (left + self.age(left, looks)) / 2
+        """The noise left until then, where this much is now and what is kept goes by powers."""
+        kept = self.kept(looks)
+        power = min(1.0, max(LEAST_KEPT, kept))
+        kept_on_average = (power - 1) / math.log(power) if power < 1 else 1.0
+        kept_on_average += min(0.0, kept - power) / 2
+        return left + (1 - kept_on_average) * max(0.0, 1 - left)
 
 
 @dataclass

@@ -7,6 +7,7 @@ the forecast says that it pays; and each time tells more of what an example is l
 (`dasgrad.training.memory`).
 """
 
+import math
 from dataclasses import dataclass
 
 from dasgrad.training.beliefs import AgingBelief
@@ -48,13 +49,35 @@ def plan(noise: Noise, aging: AgingBelief, fresh: float, in_steps: float, interv
         in_steps: what scoring all examples takes.
         interval: steps from look to look.
     """
+    shortest = max(LEAST_BETWEEN, in_steps / MOST_BETWEEN) / interval
+    tried = [1.0]
+    while tried[-1] > shortest:
+        tried.append(max(shortest, tried[-1] / FINER))
     plans = []
-    looks = 1.0
-    while looks == 1 or looks * interval >= max(LEAST_BETWEEN, in_steps / MOST_BETWEEN):
+    for looks in tried:
         left = aging.on_average(fresh, looks)
         steps = noise.steps_factor(left)
         lasting = LASTING if looks == 1 else 1
         cost = in_steps / (lasting * looks * interval)
-        plans.append(Plan(max(1, int(looks * interval)), looks, left, steps, steps * (1 + cost)))
-        looks /= FINER
+        plans.append(Plan(max(1, math.ceil(looks * interval)), looks, left, steps, steps * (1 + cost)))
     return min(plans, key=lambda one: one.factor)
+
+
+def plan_beside(
+    noise: Noise, aging: AgingBelief, now: float, fresh: float, in_steps: float, wait: int, interval: int
+) -> Plan:
+    """To score at the next look beside training, for scores that take effect ``wait`` steps later.
+
+    Args:
+        noise: of the gradient.
+        aging: of scores.
+        now: noise that draws leave until then.
+        fresh: noise that new scores leave.
+        in_steps: what training loses by scoring all examples.
+        wait: steps.
+        interval: steps from look to look.
+    """
+    late = min(1.0, wait / (LASTING * interval))
+    left = late * min(1.0, now) + (1 - late) * aging.on_average(fresh)
+    steps = noise.steps_factor(left)
+    return Plan(interval, 1.0, left, steps, steps * (1 + in_steps / (LASTING * interval)))

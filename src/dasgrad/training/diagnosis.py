@@ -34,7 +34,7 @@ class Diagnosis:
     staleness: int | None = None
     """Steps since the scores in use were computed; None for uniform draws and where that is not known."""
     time_factor: float = 1.0
-    """Predicted time to the same loss, relative to uniform draws, until the next look; below 1 is sooner."""
+    """Predicted time to the same loss, relative to uniform draws, until the next look or scoring; below 1 is sooner."""
     larger_batch_factor: float | None = None
     """The same of uniform draws in batches four times as large; None where the noise was not measured."""
     reason: str = ""

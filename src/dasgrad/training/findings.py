@@ -18,14 +18,14 @@ HARDLY = 0.02
 
 @dataclass(frozen=True)
 class Option:
-    """One choice, with what it would leave and take until the next look."""
+    """One choice, with what it would leave and take until the next look or scoring."""
 
     decision: Decision
     factor: float
     left_now: float
     """The noise that is left at once."""
     noise_left: float
-    """The same on average until the next look."""
+    """The same on average until then."""
     scorer: ExampleScorer | None = None
     """Of a refresh; None where the scores are there already."""
     interval: int | None = None

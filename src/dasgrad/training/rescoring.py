@@ -220,7 +220,7 @@ class Rescoring:
     def _give(self, scores: Tensor, computed_at: int, through: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Scores of all examples as they were at a step, or what becomes of them, to the sampler; returns them."""
         scores = fill_nonfinite(scores, self._sampler, self._nonfinite)
-        self._sampler.refresh(scores if through is None else through(scores.to(self._sampler.device)))
+        self._sampler.refresh(scores, through)
         self._refreshed_at = computed_at
         if self._ages is not None:
             self._ages.refresh(self._sampler.scores, computed_at)

@@ -22,7 +22,7 @@ class Tiers:
 
     def __init__(self) -> None:
         self.present = ""
-        """The name of the cheaper score that was best when they were last compared; empty for the exact one."""
+        """The name of the cheaper score that draws go by; empty for the exact one."""
         self._scorers: dict[str, ExampleScorer | None] = {}
 
     def scorer(self, exact: ExampleScorer) -> ExampleScorer:
@@ -46,7 +46,7 @@ class Tiers:
         draws_by: Callable[[str, Tensor], Tensor],
         refreshing: Callable[[ExampleScorer, float], Option],
     ) -> Option:
-        """To score all examples by the present tier, or by another that is clearly better, which then is the present.
+        """To score all examples by the present tier, or by another that is clearly better.
 
         Args:
             found: by a look.
@@ -61,12 +61,15 @@ class Tiers:
             left = self._noise_left(name, cheaper, found, score, draws_by)
             if left is not None:
                 options[name] = refreshing(cheaper, left)
-        if self.present not in options:
-            self.present = ""
-        for name, option in options.items():  # the more exact ones first
-            if option.factor < CLEARLY * options[self.present].factor:
-                self.present = name
-        return options[self.present]
+        best = options.get(self.present, exact)
+        for option in options.values():  # the more exact ones first
+            if option.factor < CLEARLY * best.factor:
+                best = option
+        return best
+
+    def take(self, scorer: ExampleScorer) -> None:
+        """Draws go by this one from here on."""
+        self.present = next((name for name, cheaper in self._scorers.items() if cheaper is scorer), "")
 
     def _noise_left(
         self,
