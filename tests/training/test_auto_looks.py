@@ -442,16 +442,17 @@ def test_a_look_at_some_foretells_what_draws_by_memory_would_leave(long_memory):
     assert found.fresh == pytest.approx(found.noise.of_second_moment(left))
 
 
-def test_a_cheap_tier_does_not_end_looks(flat, looks):
-    """Scoring all by the loss takes less than two looks, by the exact score more: looks go on, and compare them."""
+@pytest.mark.parametrize(("due", "looked"), [(8, True), (9, False)])
+def test_looks_that_score_all_by_a_cheaper_score_do_not_go_on_for_ever(flat, looks, due, looked):
+    """Scoring all by it takes less than two looks: after three times as long as to the next one, tiers are compared."""
     auto, model, optimizer, loader = flat(0.5)
     train(model, optimizer, loader, 17)
     auto._costs.seconds |= {"gradient": 2.1, "loss": 0.1, "last_layer": 1e9}
-    auto._look_seconds, auto._next_audit = 1.0, 24
+    auto._look_seconds, auto._next_audit = 1.0, due
     auto._tiers._cheaper_than(loader.scorer)
     auto._tiers.present = "loss"
     train(model, optimizer, loader, 8)
-    assert [step for step, *_ in looks] == [24]
+    assert [step for step, *_ in looks] == ([24] if looked else [])
 
 
 def test_aging_is_forgotten_while_draws_are_uniform(flat):

@@ -42,12 +42,12 @@ _LARGEST_AUDIT, _AUDIT_GROWTH = 4096, 8
 """Examples looked at: no more than these, and than so many times those of the last look, by which the cost is known."""
 _DEARER = 3
 """How many times as long the exact score takes as a cheaper one that is worth trying."""
-_GRADIENTS = 3
-"""Looking at one example more takes about so many times its share of scoring all: its score and gradients of halves."""
-_CALLS = 4
-"""A first idea of what a look takes: so many times the scores of its examples."""
+_GRADIENTS, _CALLS = 3, 4
+"""Looking at one more takes so many times its share of scoring all; a look, at first, its examples' scores as often."""
 _WHOLE = 2
-"""Where all examples are scored in the time of so many looks, looks score all: such scores are exact, and in hand."""
+"""Where all examples are scored in the time of so many looks, looks score all: such scores are in hand."""
+_OVERDUE = 3
+"""Such looks by a cheaper score end when it takes so many times the steps to a look that compares it with others."""
 
 
 class AutoRefresh(StepCounter):
@@ -199,10 +199,10 @@ class AutoRefresh(StepCounter):
 
     def _scores_are_cheap(self, loader: "AdaptiveLoader") -> bool:
         """Whether all examples are scored in the time of a few looks, most of which can be the calls, as on a GPU."""
-        if self._costs.given is not None or loader.overlap != 0 or self._look_seconds is None:
+        overdue = bool(self._tiers.present) and self.num_steps + 1 >= _OVERDUE * self._next_audit  # to compare tiers
+        if self._costs.given is not None or loader.overlap != 0 or self._look_seconds is None or overdue:
             return False
-        assert loader.scorer is not None
-        return self.seconds_of(score_name(loader.scorer), loader) < _WHOLE * self._look_seconds
+        return self.seconds_of(score_name(self._scorer(loader)), loader) < _WHOLE * self._look_seconds
 
     def _look_at_all(self, loader: "AdaptiveLoader", step_seconds: float, interval: int) -> None:
         """Score all examples where that should pay, see what they are worth, and keep the scores or forget them."""
@@ -216,9 +216,8 @@ class AutoRefresh(StepCounter):
             now = aging.age(self._left_then, looks)
             left = aging.on_average(now, again.looks)
             best = Option("keep", noise.steps_factor(left), now, left)
-            affordable = self._affordable_at(loader, step_seconds) <= step
-            if affordable and again.factor <= min(self._worth, best.factor - HARDLY):
-                before = sampler.weights
+            if again.factor <= min(self._worth, best.factor - HARDLY):
+                before = sampler.weights if self._affordable_at(loader, step_seconds) <= step else None
         if not in_use or (before is None and looks == 1):
             aging.forget()
         if not in_use or before is not None:
@@ -378,8 +377,9 @@ class AutoRefresh(StepCounter):
         change = ideal < CLEARLY * min(self._worth, exact.factor, *(option.factor for option in options))
         if self._costs.given is None and (change or self._tiers.present):
             exact = self._tiers.best(found, exact, partial(self._score_by, loader, found.chunks), draws_by, refreshing)
-        affordable = self._affordable_at(loader, step_seconds, exact.scorer) <= self.num_steps + 1
-        return [*options, exact] if affordable else options
+        if self._affordable_at(loader, step_seconds, exact.scorer) <= self.num_steps + 1:
+            options.append(exact)
+        return options
 
     def _score_by(self, loader: "AdaptiveLoader", chunks: Sequence[Tensor], scorer: ExampleScorer) -> Tensor:
         if not self._costs.is_known(score_name(scorer)):
