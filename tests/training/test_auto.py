@@ -120,7 +120,7 @@ def test_every_part_of_a_state_is_kept():
         "refreshed_at": 36,
         "left_then": 0.3,
         "left_first": 0.2,
-        "judged_by_audit": False,
+        "made_at_audit": False,
         "tier": "last_layer",
         "beliefs": {"noise": {"inverse": 0.5, "weight": 60.0}, "aging": {"share": 0.4}},
         "memory": {"name": "gradient", "left": [0.9, 0.8, 0.7], "squares": None},

@@ -307,7 +307,7 @@ def test_scores_are_expected_to_age_as_they_did_since_the_last_look(looks):
     train(model, optimizer, loader, 8)
     second, found = looks[1][2], loader.diagnosis()
     assert found.step == 24
-    lost = (second.now - first.fresh) / (1 - first.fresh)  # after what was seen was averaged with the 15 %
+    lost = (second.now - second.fresh) / (1 - second.fresh)  # after what was seen was averaged with the 15 %
     assert 0.05 < lost < 0.95
     left = second.now if found.decision == "keep" else second.fresh
     assert found.noise_left == pytest.approx(AgingBelief(lost).on_average(left))
@@ -383,7 +383,10 @@ def test_scores_of_all_are_kept_as_long_as_fresh_ones_should_hardly_be_better(fl
     auto._costs.seconds["gradient"] = 12.0  # as if it had cost so much
     auto._look_seconds = 20.0
     auto._beliefs.aging.share = 0.05
+    assert not auto._made_at_audit
+    auto._made_at_audit = True  # as if a look at some had had them made
     train(model, optimizer, loader, 8)
+    assert auto._made_at_audit
     found = loader.diagnosis()
     assert (found.step, found.decision, found.staleness) == (24, "keep", 8)
     now = fresh + 0.05 * (1 - fresh)
@@ -399,6 +402,7 @@ def test_scores_of_all_are_kept_as_long_as_fresh_ones_should_hardly_be_better(fl
     train(model, optimizer, loader, 12)
     found = loader.diagnosis()
     assert (found.step, found.decision, found.staleness) == (36, "refresh", 0)
+    assert not auto._made_at_audit
     scores, expected = loader.sampler.scores, AgingBelief()
     now = USUAL.of_second_moment(second_moment_left(scores, before))
     expected.observe(found.noise_left_fresh, now, effective_number(scores), 2)

@@ -175,23 +175,35 @@ def test_looks_come_when_they_are_due_whatever_is_scored_between(fleeting):
     assert any(due - 200 < step < due for step in steps)
 
 
-def test_a_look_soon_after_scores_were_made_says_nothing_of_how_they_age(fleeting, monkeypatch):
-    """A few examples and all differ by chance, which over a small part of a look would pass for fast aging."""
+@pytest.mark.parametrize(("made_at_audit", "tier"), [(False, ""), (True, "loss"), (True, "")])
+def test_a_look_tells_how_scores_age_where_it_had_them_made_and_judges_them(fleeting, monkeypatch, made_at_audit, tier):
+    """A few examples and all differ by chance, which over a small part of a look would pass for fast aging.
+
+    And exact scores do not tell what a cheaper one loses by aging from what it lacks.
+    """
     *_, (model, optimizer, loader) = fleeting(700, 4.0)
     auto, observed, found = loader.counter, [], []
     due = auto.state_dict()["next_audit"]
     train(model, optimizer, loader, due - 1 - loader.num_steps)
-    assert not auto.state_dict()["judged_by_audit"]
+    assert not auto.state_dict()["made_at_audit"]
+    auto._made_at_audit, auto._tiers.present, auto._looks_kept = made_at_audit, tier, 2.0
+    made = auto.last.step
     audit = AutoRefresh.audit
     monkeypatch.setattr(AutoRefresh, "audit", lambda *args: found.append(audit(*args)) or found[0])
     monkeypatch.setattr(AgingBelief, "observe", lambda self, *args: observed.append(args))
     weights = loader.sampler.weights
     train(model, optimizer, loader, 1)
     assert loader.diagnosis().step == due
-    assert not observed
     left = second_moment_left(found[0].scores, weights[found[0].indices])
-    assert found[0].now == pytest.approx(found[0].noise.of_second_moment(left))
-    assert auto.state_dict()["judged_by_audit"]
+    now = found[0].noise.of_second_moment(left)
+    if made_at_audit and not tier:
+        assert [args[0] for args in observed] == [found[0].fresh]
+        assert [args[1] for args in observed] == [pytest.approx(now)]
+        assert [args[3] for args in observed] == [pytest.approx(2 + (due - made) / (made // 2))]
+    else:
+        assert not observed
+        assert found[0].now == pytest.approx(now)
+    assert auto.state_dict()["made_at_audit"]
 
 
 def test_uniform_draws_between_looks_do_not_put_off_the_next_look(fleeting, monkeypatch):

@@ -103,7 +103,7 @@ class AutoRefresh(StepCounter):
         self._refreshed_at: int | None = None  # by a decision; the sampler knows whether there are scores in use
         self._left_then = 1.0  # noise left at the last look, by the scores in use
         self._left_first = 1.0  # noise they left when they were made, judged by themselves
-        self._judged_by_audit = True  # whether the noise left at the last look is what exact scores of some said
+        self._made_at_audit = True  # whether that was at a look, and not between two
         self._beliefs = Beliefs.usual()
         self._memory = ScoreMemory()
         self._num_looked_at = num_audited
@@ -180,7 +180,7 @@ class AutoRefresh(StepCounter):
         elif not first:  # when much is done that does not come again, as is trying out what a score costs
             self._look_seconds = max(0.0, self._costs.clock() - self._costs.trial_seconds - started)
         self._promise = 1 - found.noise.steps_factor(min(1.0, found.fresh))
-        self._judged_by_audit = True
+        self._made_at_audit |= best.decision == "refresh"
         self._carry_out(loader, best, found.noise, found.fresh)
         assert self._look_seconds is not None
         self._next_audit = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
@@ -240,7 +240,7 @@ class AutoRefresh(StepCounter):
             best = Option("off", 1.0, 1.0, 1.0)
         if step < self._next_audit:
             self._next_look = min(self._next_look, self._next_audit)
-        self._judged_by_audit = False
+        self._made_at_audit &= best.decision != "refresh"
         self._carry_out(loader, best, noise, fresh)
 
     def _looks_since(self, step: int) -> float:
@@ -295,10 +295,10 @@ class AutoRefresh(StepCounter):
         noise = self._beliefs.noise.at(loader.batch_size)
         now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
         fresh = noise.of_second_moment(second_moment)
-        if sampler.refreshed and self._left_then < 1 and self._judged_by_audit:
-            looks = self._looks_since(step)
-            aging.observe(self._left_then, now, effective_number(scores), looks)
-            now = aging.age(self._left_then, looks)
+        if sampler.refreshed and self._left_then < 1 and self._made_at_audit and not self._tiers.present:
+            looks = self._looks_kept + self._looks_since(step)
+            aging.observe(fresh, now, effective_number(scores), looks)
+            now = aging.age(fresh, looks)
         return Found(chunks, finite, indices, scores, noise, now, fresh, self._example_seconds)
 
     def _could_pay(self, loader: "AdaptiveLoader", step: int, second_moment: float) -> bool:
@@ -454,7 +454,7 @@ class AutoRefresh(StepCounter):
             "refreshed_at": self._refreshed_at,
             "left_then": self._left_then,
             "left_first": self._left_first,
-            "judged_by_audit": self._judged_by_audit,
+            "made_at_audit": self._made_at_audit,
             "tier": self._tiers.present,
             "beliefs": self._beliefs.state_dict(),
             "memory": self._memory.state_dict(),
@@ -485,7 +485,7 @@ class AutoRefresh(StepCounter):
         self._next_look, self._next_audit = int(state_dict["next_look"]), int(state_dict["next_audit"])
         self._refreshed_at = state_dict["refreshed_at"]
         self._left_then, self._left_first = float(state_dict["left_then"]), float(state_dict["left_first"])
-        self._judged_by_audit = bool(state_dict["judged_by_audit"])
+        self._made_at_audit = bool(state_dict["made_at_audit"])
         self._tiers.present = str(state_dict["tier"])
         self._beliefs = Beliefs.from_state_dict(state_dict["beliefs"])
         self._memory = ScoreMemory.from_state_dict(state_dict["memory"])
