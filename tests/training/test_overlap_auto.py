@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dasgrad.training import AutoRefresh, Costs
+from dasgrad.training.beliefs import AgingBelief
 from dasgrad.training.overlap import Scored
 from dasgrad.training.stopwatch import Stopwatch
 from training.overlap_runs import build, sleepy_losses, train
@@ -32,7 +33,7 @@ def test_auto_reckons_with_the_draws_until_scores_take_effect():
     fresh = found.noise_left_fresh
     assert found.decision == "refresh"
     assert fresh < 0.9
-    assert found.noise_left == pytest.approx(3 / 16 + 13 / 16 * (fresh + 0.15 * (1 - fresh) / 2))
+    assert found.noise_left == pytest.approx(3 / 16 + 13 / 16 * AgingBelief(0.15).on_average(fresh))
 
 
 def test_auto_does_not_look_while_scores_are_pending():
