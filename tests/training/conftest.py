@@ -1,0 +1,19 @@
+"""What tests of ``refresh="auto"`` share."""
+
+import pytest
+
+from dasgrad.training import AutoRefresh
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Step, number of examples and findings of every look from here on."""
+    noted, audit = [], AutoRefresh.audit
+
+    def note(self, loader, step, number, **options):
+        found = audit(self, loader, step, number, **options)
+        noted.append((step, number, found))
+        return found
+
+    monkeypatch.setattr(AutoRefresh, "audit", note)
+    return noted
