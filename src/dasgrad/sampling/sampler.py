@@ -203,7 +203,8 @@ class AdaptiveSampler(Sampler[list[Draw]]):
 
         Args:
             scores: ``[n]``, finite and not negative.
-            through: draws go by what this makes of them, 0 where πᵢ = 0, and of all they were checked for.
+            through: draws go by what this makes of the scores, which it gets checked, and 0 where πᵢ = 0; what it gives
+                back is checked as well.
         """
         checked = self._check_scores(scores, self.num_examples, "refresh")
         if through is not None:

@@ -299,7 +299,7 @@ class AutoRefresh(StepCounter):
             looks = self._looks_kept + self._looks_since(step)
             aging.observe(fresh, now, effective_number(scores), looks)
             now = aging.age(fresh, looks)
-        return Found(chunks, finite, indices, scores, noise, now, fresh, self._example_seconds)
+        return Found(chunks, finite, scores, noise, now, fresh, self._example_seconds)
 
     def _could_pay(self, loader: "AdaptiveLoader", step: int, second_moment: float) -> bool:
         """Whether adaptive draws may be chosen at all; else nothing depends on how much noise there is."""

@@ -40,8 +40,6 @@ class Found:
     """The examples looked at."""
     finite: Tensor
     """Which of the examples have a score."""
-    indices: Tensor
-    """Those that have one."""
     scores: Tensor
     """Theirs."""
     noise: Noise
@@ -51,6 +49,11 @@ class Found:
     """Noise left by fresh exact scores."""
     example_seconds: float
     """Of a gradient, an example, in large batches."""
+
+    @property
+    def indices(self) -> Tensor:
+        """The examples that have a score."""
+        return torch.cat(list(self.chunks))[self.finite]
 
 
 def draw_examples(sampler: AdaptiveSampler, step: int, number: int) -> Tensor:
