@@ -10,7 +10,7 @@ import torch
 from dasgrad.training import AutoRefresh, Costs, cadence
 from dasgrad.training import auto as auto_module
 from dasgrad.training.beliefs import LEAST_KEPT, USUAL_AGING, AgingBelief
-from dasgrad.training.cadence import LASTING, LEAST_BETWEEN, MOST_BETWEEN, plan
+from dasgrad.training.cadence import LASTING, LEAST_BETWEEN, MOST_BETWEEN, plan, plan_beside
 from dasgrad.training.forecast import Noise, second_moment_left
 from training.auto_runs import NUM_EXAMPLES, build, train
 
@@ -91,6 +91,17 @@ def test_a_plan_is_the_best_of_what_may_be_done(share, in_steps, fresh):
     least = min(forecast(share, fresh, in_steps, interval, looks) for looks in allowed)
     assert found.factor <= 1.05 * least  # what is tried differs by a quarter from one to the next
     assert found.looks == 1 or found.looks >= min(allowed)
+
+
+@pytest.mark.parametrize(("now", "until_then"), [(0.4, 0.4), (1.7, 1.0)])
+def test_beside_training_draws_stay_what_they_are_until_scores_take_effect(now, until_then):
+    """For 50 of the 200 steps over which the cost is spread; draws that do harm are uniform by then."""
+    aging = AgingBelief(0.3)
+    found = plan_beside(NOISE, aging, now, 0.1, 20.0, 50, 100)
+    assert found.noise_left == pytest.approx(until_then / 4 + 3 / 4 * aging.on_average(0.1))
+    assert found.steps_factor == pytest.approx(NOISE.steps_factor(found.noise_left))
+    assert found.factor == pytest.approx(found.steps_factor * (1 + 20 / 200))
+    assert plan_beside(NOISE, aging, now, 0.1, 20.0, 500, 100).noise_left == pytest.approx(until_then)
 
 
 def test_scores_that_age_as_usual_are_made_at_looks():
