@@ -272,13 +272,17 @@ from dasgrad.sampling import SegmentTree
 torch.set_num_threads(1)
 tree, everything = SegmentTree(torch.ones(2**16)), torch.arange(2**16)
 expected = tree.sample(100, generator=torch.Generator().manual_seed(0))[0]
-stop = threading.Event()
-def update():
-    values = torch.full((2**16,), 2.0, dtype=torch.float64)
+# The first call of an operation of torch registers its end under a lock of the C library that a fork leaves held. So
+# every operation below is called once before there is a second thread.
+assert torch.equal(expected, tree.sample(100, generator=torch.Generator().manual_seed(0))[0])
+tree.update([0], [tree[0].item()])
+stop, values = threading.Event(), torch.full((2**16,), 2.0, dtype=torch.float64)
+def update(values):
     while not stop.is_set():
         tree.update(everything, values)
         values = 3.0 - values
-writer = threading.Thread(target=update)
+tree.update(everything, 3.0 - values)
+writer = threading.Thread(target=update, args=(values,))
 writer.start()
 codes = []
 for _ in range(20):  # forked while the other thread is in the middle of an update, more often than not
