@@ -37,7 +37,10 @@ from dasgrad.training.trials import Trial
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
-STATE_VERSION = 6  # version 5 scored at looks alone
+STATE_VERSION = 7  # version 6 knew nothing of learning rates
+_PLAIN = ["num_steps", "next_look", "next_audit", "refreshed_at", "left_then", "left_first", "made_at_audit"]
+_PLAIN += ["num_looked_at", "look_seconds", "example_seconds", "promise", "looks_kept", "failure"]
+"""Numbers and words of the state, by the names of attributes."""
 _LARGEST_AUDIT, _AUDIT_GROWTH = 4096, 8
 """Examples looked at: no more than these, and than so many times those of the last look, by which the cost is known."""
 _DEARER = 3
@@ -206,11 +209,14 @@ class AutoRefresh(StepCounter):
 
     def _look_at_all(self, loader: "AdaptiveLoader", step_seconds: float, interval: int) -> None:
         """Score all examples where that should pay, see what they are worth, and keep the scores or forget them."""
+        assert loader.optimizer is not None
+        self._beliefs.rate.observe(self.num_steps + 1, loader.optimizer)
         scorer, sampler, step = self._scorer(loader), loader.sampler, self.num_steps + 1
-        aging, noise = self._beliefs.aging, self._beliefs.noise.at(loader.batch_size)
+        aging, noise = self._beliefs.aging, self._beliefs.noise_at(loader.batch_size)
         in_steps = self.seconds_of(score_name(scorer), loader) / step_seconds
         fresh, before, looks = self._left_first, None, self._looks_since(step)
-        again = plan(noise, aging, fresh, in_steps, interval)
+        steps_left = self._beliefs.rate.steps_left
+        again = plan(noise, aging, fresh, in_steps, interval, steps_left)
         in_use = sampler.refreshed and self._refreshed_at is not None  # else they are of no known worth
         if in_use:
             now = aging.age(self._left_then, looks)
@@ -226,7 +232,7 @@ class AutoRefresh(StepCounter):
             if before is not None:
                 now = noise.of_second_moment(second_moment_left(scores, before))
                 aging.observe(fresh, now, effective_number(scores), looks + self._looks_kept)
-            again = plan(noise, aging, fresh, in_steps, interval)
+            again = plan(noise, aging, fresh, in_steps, interval, steps_left)
             # Where they would not pay for themselves, they are in use for what is spent already.
             factor = again.factor if again.factor <= self._worth else again.steps_factor
             best = Option("refresh", factor, fresh, again.noise_left)
@@ -274,6 +280,8 @@ class AutoRefresh(StepCounter):
         """
         scorer, sampler = loader.scorer, loader.sampler
         assert scorer is not None
+        assert loader.optimizer is not None
+        self._beliefs.rate.observe(step, loader.optimizer)
         indices = chosen = draw_examples(loader.sampler, step, number)
         chunks = chosen.split(loader.scoring_chunk_size)
         if not self._costs.is_known(score_name(scorer)):
@@ -292,7 +300,7 @@ class AutoRefresh(StepCounter):
         if always_noise or self._could_pay(loader, step, second_moment):
             noisy = chosen if always_noise else chosen[: self._num_gradients(loader, step)]
             self._measure_noise(loader, noisy.split(loader.scoring_chunk_size), self._beliefs.noise)
-        noise = self._beliefs.noise.at(loader.batch_size)
+        noise = self._beliefs.noise_at(loader.batch_size)
         now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
         fresh = noise.of_second_moment(second_moment)
         if sampler.refreshed and self._left_then < 1 and self._made_at_audit and not self._tiers.present:
@@ -310,7 +318,8 @@ class AutoRefresh(StepCounter):
             return least <= self._worth
         assert loader.scorer is not None
         seconds = self._costs.taken_from_training(score_name(loader.scorer), loader)
-        cost = seconds / (LASTING * self._interval(step) * step_seconds)
+        lasting = max(1.0, min(LASTING * self._interval(step), self._beliefs.rate.steps_left))
+        cost = seconds / (lasting * step_seconds)
         return least * (1 + cost) <= self._worth or least * (1 + cost / _DEARER) < CLEARLY * self._worth
 
     def _num_gradients(self, loader: "AdaptiveLoader", step: int) -> int:
@@ -342,7 +351,7 @@ class AutoRefresh(StepCounter):
         indices = draw_examples(loader.sampler, self.num_steps + 1, self._num_audited)
         belief = NoiseBelief()  # decisions do not depend on who asks
         self._measure_noise(loader, indices.split(loader.scoring_chunk_size), belief)
-        noise = belief.at(loader.batch_size)
+        noise = replace(belief.at(loader.batch_size), power=self._beliefs.rate.power)
         larger = noise.larger_batch_factor(4, step_seconds, self._example_seconds)
         self.last = replace(last, noise_scale=noise.measured_scale, larger_batch_factor=larger)
         return self.last
@@ -358,13 +367,13 @@ class AutoRefresh(StepCounter):
             return options
 
         def refreshing(scorer: ExampleScorer, fresh: float, cheaper: int = 1) -> Option:
-            aging, name = self._beliefs.aging, score_name(scorer)
+            aging, name, steps_left = self._beliefs.aging, score_name(scorer), self._beliefs.rate.steps_left
             in_steps = self._costs.taken_from_training(name, loader) / step_seconds / cheaper
             if loader.overlap == 0:
-                best = plan(found.noise, aging, fresh, in_steps, interval)
+                best = plan(found.noise, aging, fresh, in_steps, interval, steps_left)
             else:
                 wait = self._costs.steps_beside(name, loader, step_seconds)
-                best = plan_beside(found.noise, aging, found.now, fresh, in_steps, wait, interval)
+                best = plan_beside(found.noise, aging, found.now, fresh, in_steps, wait, interval, steps_left)
             soon = best.interval if loader.overlap == 0 else None
             return Option("refresh", best.factor, fresh, best.noise_left, scorer, soon)
 
@@ -416,6 +425,7 @@ class AutoRefresh(StepCounter):
             staleness=None if self._refreshed_at is None else step - self._refreshed_at,
             time_factor=best.factor,
             larger_batch_factor=noise.larger_batch_factor(4, step_seconds, self._example_seconds),
+            rate_ends=self._beliefs.rate.ends,
         )
 
     def _rescore(self, loader: "AdaptiveLoader", scorer: ExampleScorer, noise: Noise) -> float:
@@ -448,25 +458,13 @@ class AutoRefresh(StepCounter):
         """Everything later decisions depend on but the clock."""
         return {
             "auto": STATE_VERSION,
-            "num_steps": self.num_steps,
-            "next_look": self._next_look,
-            "next_audit": self._next_audit,
-            "refreshed_at": self._refreshed_at,
-            "left_then": self._left_then,
-            "left_first": self._left_first,
-            "made_at_audit": self._made_at_audit,
+            **{name: getattr(self, _attribute(name)) for name in _PLAIN},
             "tier": self._tiers.present,
             "beliefs": self._beliefs.state_dict(),
             "memory": self._memory.state_dict(),
             "scoring_seconds": dict(self._costs.seconds),
             "lost": self._costs.lost,
             "spent": self._costs.spent,
-            "num_looked_at": self._num_looked_at,
-            "look_seconds": self._look_seconds,
-            "example_seconds": self._example_seconds,
-            "promise": self._promise,
-            "looks_kept": self._looks_kept,
-            "failure": self._failure,
             "last": asdict(self.last),
         }
 
@@ -481,20 +479,18 @@ class AutoRefresh(StepCounter):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore `state_dict`; costs go on from what was measured, steps are timed anew."""
         self.check(state_dict)
-        self.num_steps = int(state_dict["num_steps"])
-        self._next_look, self._next_audit = int(state_dict["next_look"]), int(state_dict["next_audit"])
-        self._refreshed_at = state_dict["refreshed_at"]
-        self._left_then, self._left_first = float(state_dict["left_then"]), float(state_dict["left_first"])
-        self._made_at_audit = bool(state_dict["made_at_audit"])
+        for name in _PLAIN:
+            setattr(self, _attribute(name), state_dict[name])
         self._tiers.present = str(state_dict["tier"])
         self._beliefs = Beliefs.from_state_dict(state_dict["beliefs"])
         self._memory = ScoreMemory.from_state_dict(state_dict["memory"])
         self._costs.seconds = dict(state_dict["scoring_seconds"])
         self._costs.lost, self._costs.spent = float(state_dict["lost"]), float(state_dict["spent"])
-        self._num_looked_at, self._look_seconds = int(state_dict["num_looked_at"]), state_dict["look_seconds"]
-        self._example_seconds, self._promise = float(state_dict["example_seconds"]), float(state_dict["promise"])
-        self._looks_kept, self._failure = float(state_dict["looks_kept"]), str(state_dict["failure"])
         self.last = Diagnosis(**state_dict["last"])
 
     def __repr__(self) -> str:
         return "'auto'"
+
+
+def _attribute(name: str) -> str:
+    return name if name == "num_steps" else f"_{name}"

@@ -39,7 +39,9 @@ class Plan:
     """Time to it, scoring included."""
 
 
-def plan(noise: Noise, aging: AgingBelief, fresh: float, in_steps: float, interval: int) -> Plan:
+def plan(
+    noise: Noise, aging: AgingBelief, fresh: float, in_steps: float, interval: int, steps_left: float = math.inf
+) -> Plan:
     """The best of scoring at the next look and of scoring more often.
 
     Args:
@@ -48,6 +50,7 @@ def plan(noise: Noise, aging: AgingBelief, fresh: float, in_steps: float, interv
         fresh: noise that new scores leave.
         in_steps: what scoring all examples takes.
         interval: steps from look to look.
+        steps_left: of training; scores are in use no longer.
     """
     shortest = max(LEAST_BETWEEN, in_steps / MOST_BETWEEN) / interval
     tried = [1.0]
@@ -58,13 +61,20 @@ def plan(noise: Noise, aging: AgingBelief, fresh: float, in_steps: float, interv
         left = aging.on_average(fresh, looks)
         steps = noise.steps_factor(left)
         lasting = LASTING if looks == 1 else 1
-        cost = in_steps / (lasting * looks * interval)
+        cost = in_steps / max(1.0, min(lasting * looks * interval, steps_left))
         plans.append(Plan(max(1, math.ceil(looks * interval)), looks, left, steps, steps * (1 + cost)))
     return min(plans, key=lambda one: one.factor)
 
 
 def plan_beside(
-    noise: Noise, aging: AgingBelief, now: float, fresh: float, in_steps: float, wait: int, interval: int
+    noise: Noise,
+    aging: AgingBelief,
+    now: float,
+    fresh: float,
+    in_steps: float,
+    wait: int,
+    interval: int,
+    steps_left: float = math.inf,
 ) -> Plan:
     """To score at the next look beside training, for scores that take effect ``wait`` steps later.
 
@@ -76,8 +86,10 @@ def plan_beside(
         in_steps: what training loses by scoring all examples.
         wait: steps.
         interval: steps from look to look.
+        steps_left: of training.
     """
-    late = min(1.0, wait / (LASTING * interval))
+    lasting = max(1.0, min(LASTING * interval, steps_left))
+    late = min(1.0, wait / lasting)
     left = late * min(1.0, now) + (1 - late) * aging.on_average(fresh)
     steps = noise.steps_factor(left)
-    return Plan(interval, 1.0, left, steps, steps * (1 + in_steps / (LASTING * interval)))
+    return Plan(interval, 1.0, left, steps, steps * (1 + in_steps / lasting))

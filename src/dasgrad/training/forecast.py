@@ -7,7 +7,8 @@ the same loss changes by the factor
 
     (1 + r N/B)/(1 + N/B) · (seconds a step, scoring included)/(seconds a step).
 
-It is a model: it orders choices, and is not a promise.
+It is a model: it orders choices, and is not a promise. It is of a rate that goes as far as noise lets it; under a
+schedule that falls to 0 less is saved (`dasgrad.training.rates`).
 """
 
 from dataclasses import dataclass
@@ -25,13 +26,18 @@ class Noise:
     batch_size: int
     is_measured: bool = True
     """Not merely what is usual."""
+    power: float = 1.0
+    """That the share of the steps which less noise saves is taken to, by what the learning rate does."""
 
     def steps_factor(self, noise_left: float) -> float:
         """Steps to the same loss, relative to uniform draws, where a share of the noise is left."""
         if self.scale == float("inf"):
-            return noise_left
+            return self._under_schedule(noise_left)
         share = self.scale / self.batch_size
-        return (1 + noise_left * share) / (1 + share)
+        return self._under_schedule((1 + noise_left * share) / (1 + share))
+
+    def _under_schedule(self, factor: float) -> float:
+        return factor if self.power == 1 or factor >= 1 else 1 - float((1 - factor) ** self.power)
 
     def pays_at(self, noise_left: float, worth: float, cost: float) -> float:
         """The step s from which on draws that leave such noise take at most that share of uniform draws' time.
@@ -66,10 +72,7 @@ class Noise:
             return None
         per_batch = min(step_seconds, example_seconds * self.batch_size)
         seconds = step_seconds + (times - 1) * per_batch
-        if self.scale == float("inf"):
-            return seconds / step_seconds / times
-        share = self.scale / self.batch_size
-        return seconds / step_seconds * (1 + share / times) / (1 + share)
+        return seconds / step_seconds * self.steps_factor(1 / times)
 
 
 def second_moment_left(scores: Tensor, weights: Tensor) -> float:
