@@ -58,7 +58,7 @@ def plan(
         tried.append(max(shortest, tried[-1] / FINER))
     plans = []
     for looks in tried:
-        left = aging.on_average(fresh, looks)
+        left = aging.on_average(fresh, min(looks, steps_left / interval))
         steps = noise.steps_factor(left)
         lasting = LASTING if looks == 1 else 1
         cost = in_steps / max(1.0, min(lasting * looks * interval, steps_left))

@@ -25,9 +25,9 @@ class RateBelief:
     """
 
     largest: float = 0.0
-    """Of the rates so far, or where a scheduler started from."""
-    largest_at: int = 1
-    """The step of it."""
+    """Of the rates at looks."""
+    largest_at: int = 0
+    """The step of the last look that had it."""
     rate: float = 0.0
     """At the last look."""
     step: int = 0
@@ -44,15 +44,13 @@ class RateBelief:
             return
         rate = max(float(group["lr"]) for group in optimizer.param_groups)
         starts = [float(group["initial_lr"]) for group in optimizer.param_groups if "initial_lr" in group]
-        if self.largest == 0 and starts:
-            self.largest, self.largest_at = max(starts), 1
         if rate >= self.largest:
             self.largest, self.largest_at = rate, step
-        falls = rate < self.largest
-        as_root = falls and _is_root(self.largest, self.largest_at, rate, step)
-        if as_root and self.largest_at < self.step < step:
+        start, start_at = (max(starts), 1) if starts else (self.largest, self.largest_at)
+        as_root = _is_root(start, start_at, rate, step)
+        if as_root and self.step > start_at:
             as_root = _is_root(self.rate, self.step, rate, step)
-        self.ends = (bool(starts) or falls) and not as_root
+        self.ends = (bool(starts) or rate < self.largest) and not as_root
         self.rate, self.step = rate, step
 
     @property
@@ -62,7 +60,7 @@ class RateBelief:
 
     @property
     def steps_left(self) -> float:
-        """As many as a straight line to 0 has from the last look on."""
+        """Up to the end of a straight line from the largest rate through that of the last look to 0."""
         if not self.ends or self.rate >= self.largest:
             return math.inf
         return (self.step - self.largest_at) * self.rate / (self.largest - self.rate)
