@@ -19,11 +19,7 @@ sys.path.append(str(ROOT))
 
 from benchmarks.wallclock import command, crossing, drawing  # noqa: E402 - the repository comes onto the path above
 from benchmarks.wallclock.campaign import (  # noqa: E402
-    SOONEST,
-    UNIFORM,
     Campaign,
-    Choice,
-    Comparison,
     Settings,
     _best_of_each_size,
     _warmed,
@@ -34,9 +30,7 @@ from benchmarks.wallclock.cases import CASES, make_dense, scale_rows, thin  # no
 from benchmarks.wallclock.crossing import Curves  # noqa: E402
 from benchmarks.wallclock.models import make_perceptron  # noqa: E402
 from benchmarks.wallclock.progress import OutOfTimeError, Progress  # noqa: E402
-from benchmarks.wallclock.rows import _equal_loss, compare  # noqa: E402
 from benchmarks.wallclock.store import Store  # noqa: E402
-from benchmarks.wallclock.table import make_table, show  # noqa: E402
 from benchmarks.wallclock.training import RunConfig, make_optimizer, make_schedule, train  # noqa: E402
 from benchmarks.wallclock.workers import Workers  # noqa: E402
 
@@ -143,33 +137,6 @@ def test_values_at_equal_time_stop_where_a_run_ended():
     assert crossing.values_at(seconds, values, 1.5).tolist() == [2.5, 2.0]
     difference, low, high = crossing.compare_means(np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.0]))
     assert (difference, low, high) == pytest.approx((1, 1, 1))
-
-
-def test_accuracy_at_the_target_is_that_when_both_have_the_same_training_loss():
-    """Uniform's budget ends after 2 s at a loss of 2; ours is there after 1.5 s, half way between two evaluations."""
-
-    def runs(losses, accuracies):
-        held_out = [loss + 1 for loss in (losses[0], *losses[:-1])]  # a second later
-        curves = {"seconds": [0.0, 1.0, 2.0, 3.0, 4.0], "train_loss": losses, "test_loss": held_out}
-        return [[{"curves": curves | {"test_accuracy": accuracy}}] for accuracy in accuracies]
-
-    uniform = runs([4.0, 3.0, 2.0, 1.5, 1.0], [[0.0, 0.4, 0.6, 0.6, 0.5], [0.0, 0.4, 0.7, 0.6, 0.5]])
-    ours = runs([4.0, 3.0, 1.0, 0.5, 0.1], [[0.0, 0.6, 0.8, 0.2, 0.1], [0.0, 0.6, 0.9, 0.2, 0.1]])
-    slow = runs([4.0] * 5, [[0.0] * 5] * 2)
-    choice = Choice("adam", "reshuffled", 0.1, 32, False)
-    everyone = {UNIFORM: uniform, SOONEST: uniform, "ours": ours, "slow": slow}
-    comparison = Comparison(
-        "p", "P", "constant", "any batch", "cpu", "train_loss", dict.fromkeys(everyone, choice), everyone
-    )
-    found = _equal_loss(comparison, "ours", compare(comparison, "ours"))
-    assert list(found.values()) == pytest.approx([(0.7 - 0.6 + 0.75 - 0.7) / 2, 0.05, 0.1])
-    assert compare(comparison, "ours").ours == pytest.approx(1.5)
-    assert compare(replace(comparison, goal="test_loss"), "ours").ours == pytest.approx(
-        2.0
-    )  # 4, which uniform has then
-    assert set(_equal_loss(comparison, "slow", compare(comparison, "slow")).values()) == {None}
-    below = replace(compare(comparison, "ours"), at_most=True)
-    assert set(_equal_loss(comparison, "ours", below).values()) == {None}
 
 
 def test_tuning_takes_the_loss_at_equal_time_and_no_number_for_the_worst():
@@ -499,55 +466,6 @@ def test_bad_options_are_refused(arguments, message):
     options = parser.parse_intermixed_args(arguments)
     with pytest.raises(SystemExit, match=message):
         command.check(tuple(options.parts), options)
-
-
-def test_tables_say_never_and_at_most():
-    assert show(math.inf) == "∞"
-    assert show(0.12345) == "0.123"
-    row = {
-        "title": "T",
-        "problem": "p",
-        "schedule": "cosine",
-        "batches": "any batch",
-        "method": "adaptive:5",
-        "peer_name": "adam, uniform",
-        "peer_lr": 0.1,
-        "peer_lr_at_edge": True,
-        "peer_batch_size": 32,
-        "soonest_optimizer": "adam",
-        "soonest_lr": 0.1,
-        "soonest_batch_size": 32,
-        "goal": "train_loss",
-        "target": 0.5,
-        "peer": 2.0,
-        "equal_seconds": 2.0,
-        "num_seeds": 3,
-        "lr": 0.1,
-        "lr_at_edge": False,
-        "batch_size": 32,
-        "ours": math.inf,
-        "ratio": math.inf,
-        "low": 1.0,
-        "high": math.inf,
-        "held_out_ratio": 1.0,
-        "held_out_low": 0.9,
-        "held_out_high": 1.1,
-        "at_most": False,
-        "scoring_share": 0.1,
-        "clock": "cpu",
-        "accuracy_at_target_difference": None,
-    }
-    for name in ("train_loss", "test_loss", "test_accuracy"):
-        row |= {name: 0.5, f"peer_{name}": 0.5, f"{name}_difference": 0.0, f"{name}_low": -0.1, f"{name}_high": 0.1}
-    page = "\n".join(make_table([row]))
-    assert "∞ [1, ∞]" in page
-    assert "lr 0.1*" in page
-    assert "processor time" in page
-    found = {"ratio": 0.5, "low": 0.4, "high": 0.6, "at_most": True}
-    found |= {"accuracy_at_target_difference": 0.02, "accuracy_at_target_low": -0.01, "accuracy_at_target_high": 0.05}
-    page = "\n".join(make_table([row | found]))
-    assert "≤ 0.5 [0.4, 0.6]" in page
-    assert "| +0.02 [-0.01, +0.05] |" in page
 
 
 @pytest.mark.parametrize(

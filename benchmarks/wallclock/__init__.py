@@ -19,6 +19,8 @@ as uniform training takes in the seconds of the smallest one's budget.
 - ``--goal held-out`` has both sides tuned for held-out loss instead, and takes the time to uniform's.
 - Held-out loss and accuracy are compared at the moment when uniform's budget is over; beside them stands the time to
   uniform's held-out loss of that moment, for a lower training loss may be over-fitting.
+- Accuracy is also compared at the evaluation of least held-out loss within uniform's budget, on both sides, as one who
+  stops early would have it; it is chosen on the examples that it is taken of.
 - Uniform against itself, on other seeds, stands beside every ratio: what chance alone does.
 - Batch 32 is reported apart, both sides held to it.
 - On a GPU the steps of both sides are taken in a CUDA graph (`CapturedLoop`), but for ``last-layer``; sparse rows are

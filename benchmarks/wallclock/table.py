@@ -17,6 +17,7 @@ HEAD = (
     "held-out loss",
     "accuracy",
     "accuracy at the target",
+    "accuracy, stopped early",
 )
 
 LOSSES = {"train_loss": "training loss", "test_loss": "tuned for held-out loss, which is"}
@@ -29,7 +30,8 @@ def make_table(rows: Sequence[Row]) -> list[str]:
         "first line of each table is uniform against itself on other seeds. Held-out × is the ratio of the times to "
         "uniform's held-out loss after its budget. Losses and accuracy are those at the moment when uniform's budget "
         "is over, with the paired difference from uniform [95 %]; accuracy at the target is that when a method has "
-        "uniform's loss, less uniform's when it has it. Under cosine decay the seconds are the budget that "
+        "uniform's loss, less uniform's when it has it; stopped early, that at the evaluation of least held-out loss "
+        "within uniform's budget, on both sides, and when that was. Under cosine decay the seconds are the budget that "
         "ends at the target, ≤ where the smallest one tried already did. * marks a learning rate at the edge of its "
         "grid.",
         "",
@@ -71,7 +73,8 @@ def _cells(row: Row) -> list[str]:
         _difference(row, "train_loss"),
         _difference(row, "test_loss"),
         _difference(row, "test_accuracy"),
-        _at_target(row),
+        _signed(row, "accuracy_at_target"),
+        _stopped(row),
     ]
 
 
@@ -79,12 +82,17 @@ def _difference(row: Row, name: str) -> str:
     return f"{row[name]:.4g} ({row[f'{name}_difference']:+.2g} [{row[f'{name}_low']:+.2g}, {row[f'{name}_high']:+.2g}])"
 
 
-def _at_target(row: Row) -> str:
-    if row["accuracy_at_target_difference"] is None:
+def _signed(row: Row, name: str) -> str:
+    if row[f"{name}_difference"] is None:
         return "–"
-    return "{:+.2g} [{:+.2g}, {:+.2g}]".format(
-        *(row[f"accuracy_at_target_{end}"] for end in ("difference", "low", "high"))
-    )
+    return "{:+.2g} [{:+.2g}, {:+.2g}]".format(*(row[f"{name}_{end}"] for end in ("difference", "low", "high")))
+
+
+def _stopped(row: Row) -> str:
+    if row["stopped_seconds"] is None:
+        return "–"
+    when = f"{show(row['stopped_seconds'])} s, uniform {show(row['peer_stopped_seconds'])} s"
+    return f"{_signed(row, 'accuracy_stopped')}, {when}"
 
 
 def show(value: float) -> str:
