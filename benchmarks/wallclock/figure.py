@@ -1,7 +1,7 @@
 """Losses against seconds, one panel a problem: ``python -m benchmarks.wallclock.figure ROWS.json FIGURE.svg``."""
 
+import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -101,4 +101,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text(encoding="utf8")), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.wallclock.figure", description=__doc__)
+    parser.add_argument("rows", type=Path, metavar="ROWS.json", help="what `--json` of the benchmark wrote")
+    parser.add_argument("figure", type=Path, metavar="FIGURE", help="where to draw it: .svg, .png or .pdf")
+    given = parser.parse_args()
+    draw(json.loads(given.rows.read_text(encoding="utf8")), given.figure)
