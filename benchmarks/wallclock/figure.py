@@ -57,6 +57,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     shades = pyplot.get_cmap("viridis")
+    methods = list(dict.fromkeys(row["method"] for own in panels.values() for row in own))  # one line in all panels
     for axis, (title, own) in zip(axes.flat[: len(panels)], panels.items(), strict=True):
         first = own[0]
         best = f"best uniform: {first['peer_name'].split(',')[0]}, batch {first['peer_batch_size']}"
@@ -67,12 +68,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             color="black",
             linewidth=2.4,
         )
-        for number, row in enumerate(own):
+        for row in own:
+            number = methods.index(row["method"])
             axis.plot(
                 row["curve"]["seconds"][1:],
                 row["curve"]["train_loss"][1:],
                 label=f"{row['method']}, batch {row['batch_size']}",
-                color=shades(0.85 * number / max(1, len(own) - 1)),
+                color=shades(0.85 * number / max(1, len(methods) - 1)),
                 linewidth=1.2,
                 linestyle=STYLES[(number + 1) % len(STYLES)],
                 marker=MARKERS[number % len(MARKERS)],
