@@ -153,6 +153,22 @@ def test_tuning_takes_the_time_at_which_the_mean_curve_crosses():
     assert time_to(runs, 0.9, "train_loss") == math.inf
 
 
+def test_tuning_does_not_take_a_dip_for_the_target():
+    """A curve that is below it for a moment, one that hovers about it, and one that gets there later and stays."""
+    seconds = [0, 1, 2, 3, 4]
+    dips, hovers, stays = (
+        [{"curves": {"seconds": seconds, "train_loss": losses}}]
+        for losses in ([4, 1, 3, 3, 3], [4, 2, 1.5, 2.2, 1.8], [4, 3, 3, 2, 1])
+    )
+    assert time_to(dips, 2.0, "train_loss") == math.inf
+    assert time_to(hovers, 2.0, "train_loss") == pytest.approx(1.0)
+    assert time_to(stays, 2.0, "train_loss") == pytest.approx(3.0)
+    over_fits = [{"curves": {"seconds": seconds, "test_loss": [4, 2, 3, 4, 5]}}]
+    assert time_to(over_fits, 2.0, "test_loss") == pytest.approx(1.0)
+    broken = [{"curves": {"seconds": seconds, "train_loss": [4, 1, math.nan, 1, 1]}}]
+    assert time_to(broken, 2.0, "train_loss") == pytest.approx(3.0)
+
+
 def test_the_first_at_the_target_is_chosen_and_without_a_target_the_lowest(tmp_path):
     """One is at 2 after a second and stays there; the other is there after two seconds and goes on to 1."""
     config = RunConfig("rare", "constant", "adam", "reshuffled", 0.001, 8, 0, 8, 4, 64, "cpu", "here")

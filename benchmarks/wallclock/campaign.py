@@ -396,8 +396,14 @@ def _through_ends(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def time_to(runs: Sequence[dict[str, Any]], target: float, goal: str, *, log: bool = False) -> float:
-    """Where the mean curve over runs first crosses the target, by the seconds or their logarithm."""
+    """Where the mean curve over runs first crosses the target, by the seconds or their logarithm.
+
+    A training loss must do so for good, with the mean of what is left of its curve at the target, too: of few seeds one
+    may dip for a moment. A held-out loss rises again where a model over-fits.
+    """
     seconds, losses = (np.array([run["curves"][name] for run in runs]).mean(0) for name in ("seconds", goal))
+    if goal == "train_loss":
+        losses = np.maximum(losses, losses[::-1].cumsum()[::-1] / np.arange(len(losses), 0, -1))
     positions = np.log(seconds) if log else seconds
     found = float(first_crossings(positions[None], losses[None], np.array([target]))[0])
     return math.exp(found) if log else found
