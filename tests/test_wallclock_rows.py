@@ -48,20 +48,28 @@ def test_accuracy_at_the_target_is_that_when_both_have_the_same_training_loss():
 
 
 def test_one_who_stops_early_has_the_accuracy_at_the_least_held_out_loss_of_uniforms_budget():
-    """The budget ends at 2 s: what comes after it does not count, and what is no number is not the least."""
+    """The budget ends with the third evaluation of the seed: what comes later does not count, nor what is no number."""
+    clocks = [1.0, 1.1]  # seconds from one evaluation to the next, of each seed
 
-    def runs(losses, accuracies):
-        curves = {"seconds": [0.0, 1.0, 2.0, 3.0, 4.0], "train_loss": [4.0, 3.0, 2.0, 1.0, 0.5]}
-        return [[{"curves": curves | {"test_loss": losses, "test_accuracy": accuracy}}] for accuracy in accuracies]
+    def runs(losses, accuracies, slower=1.0):
+        curves = {"train_loss": [4.0, 3.0, 2.0, 1.0, 0.5], "test_loss": losses}
+        found = []
+        for clock, accuracy in zip(clocks, accuracies, strict=True):
+            seconds = [slower * clock * k for k in range(5)]
+            found.append([{"curves": curves | {"seconds": seconds, "test_accuracy": accuracy}}])
+        return found
 
     uniform = runs([4.0, 3.0, 2.0, 1.0, 0.0], [[0.0, 0.4, 0.6, 0.9, 0.9], [0.0, 0.4, 0.7, 0.9, 0.9]])
     ours = runs([4.0, 1.0, 3.0, 0.5, 0.0], [[0.0, 0.8, 0.5, 0.9, 0.9], [0.0, 0.8, 0.5, 0.9, 0.9]])
+    late = runs([4.0, 3.0, 2.0, 1.0, 0.0], [[0.0, 0.4, 0.6, 0.9, 0.9], [0.0, 0.4, 0.7, 0.9, 0.9]], slower=1.01)
     broken = runs([4.0, math.nan, math.nan, 0.5, 0.0], [[0.1, 0.8, 0.5, 0.9, 0.9]] * 2)
-    comparison = compare_runs(uniform=uniform, ours=ours, broken=broken)
-    assert list(_stopped_early(comparison, "ours", 2.0).values()) == pytest.approx([0.15, 0.1, 0.2, 1.0, 2.0])
-    assert _stopped_early(comparison, "broken", 2.0)["accuracy_stopped_difference"] == pytest.approx(0.1 - 0.65)
+    comparison = compare_runs(uniform=uniform, ours=ours, late=late, broken=broken)
+    assert list(_stopped_early(comparison, "ours").values()) == pytest.approx([0.15, 0.1, 0.2, 1.05, 2.1])
+    assert _stopped_early(comparison, UNIFORM)["accuracy_stopped_difference"] == 0
+    assert _stopped_early(comparison, "late")["accuracy_stopped_difference"] == pytest.approx(0.4 - 0.65)
+    assert _stopped_early(comparison, "broken")["accuracy_stopped_difference"] == pytest.approx(0.1 - 0.65)
     decayed = replace(comparison, schedule="cosine")
-    assert set(_stopped_early(decayed, "ours", 2.0).values()) == {None}
+    assert set(_stopped_early(decayed, "ours").values()) == {None}
 
 
 def test_tables_say_never_and_at_most():

@@ -86,7 +86,7 @@ def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
         "scoring_share": _scoring_share(comparison, method),
         **_equal_time(comparison, method, float(peer_curves.seconds[:, target_point].mean())),
         **_equal_loss(comparison, method, found),
-        **_stopped_early(comparison, method, float(peer_curves.seconds[:, target_point].mean())),
+        **_stopped_early(comparison, method),
         "curve": _mean_curve(comparison, method),
         "peer_curve": _mean_curve(comparison, UNIFORM),
     }
@@ -144,24 +144,25 @@ def _equal_loss(comparison: Comparison, method: str, found: Ratio) -> dict[str, 
     return dict(zip(names, compare_means(ours, peer), strict=True))
 
 
-def _stopped_early(comparison: Comparison, method: str, moment: float) -> dict[str, float | None]:
+def _stopped_early(comparison: Comparison, method: str) -> dict[str, float | None]:
     """Accuracy at the evaluation of least held-out loss by the time that uniform's budget is over, less uniform's.
 
-    None under cosine decay, where a run has one end.
+    The budget is that of the seed. None under cosine decay, where a run has one end.
     """
     names = [f"accuracy_stopped_{end}" for end in ("difference", "low", "high")]
     names += ["stopped_seconds", "peer_stopped_seconds"]
     if comparison.schedule == "cosine":
         return dict.fromkeys(names)
-    (ours, seconds), (peer, peer_seconds) = (_best_so_far(comparison, side, moment) for side in (method, UNIFORM))
+    moments = _stack(comparison, UNIFORM, "seconds")[:, _target_point(comparison)]
+    (ours, seconds), (peer, peer_seconds) = (_best_so_far(comparison, side, moments) for side in (method, UNIFORM))
     values = (*compare_means(ours, peer), float(seconds.mean()), float(peer_seconds.mean()))
     return dict(zip(names, values, strict=True))
 
 
-def _best_so_far(comparison: Comparison, method: str, moment: float) -> tuple[Array, Array]:
-    """Of each seed: accuracy and seconds at the evaluation of least held-out loss up to a moment."""
+def _best_so_far(comparison: Comparison, method: str, moments: Array) -> tuple[Array, Array]:
+    """Of each seed: accuracy and seconds at the evaluation of least held-out loss up to a moment ``[S]``."""
     seconds, losses, accuracy = (_stack(comparison, method, name) for name in ("seconds", "test_loss", "test_accuracy"))
-    in_time = (seconds <= moment) & ~np.isnan(losses)
+    in_time = (seconds <= moments[:, None]) & ~np.isnan(losses)
     in_time[:, 0] = True  # the evaluation before the first step
     best = np.where(in_time, np.nan_to_num(losses, nan=np.inf), np.inf).argmin(1)
     seeds = np.arange(len(best))

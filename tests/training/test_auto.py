@@ -112,7 +112,8 @@ def test_a_state_goes_on_where_it_was():
 
 def test_every_part_of_a_state_is_kept():
     fresh = AutoRefresh().state_dict()
-    rate = {"largest": 0.1, "largest_at": 3, "rate": 0.01, "step": 36, "ends": True}
+    rate = {"largest": 0.1, "largest_at": 3, "rate": 0.01, "step": 36, "rate_before": 0.2, "step_before": 24}
+    rate["ends"] = True
     state = {
         "auto": fresh["auto"],
         "num_steps": 40,

@@ -110,8 +110,8 @@ def test_scores_that_age_as_usual_are_made_at_looks():
 
 @pytest.mark.parametrize("steps_left", [10.0, 300.0, math.inf])
 def test_scores_are_paid_for_by_the_steps_that_are_left(steps_left):
-    """One look is 500 steps, and scores that hardly age last for two."""
-    aging, in_steps = AgingBelief(0.01), 20.0
+    """One look is 500 steps, and scores that do not age last for two."""
+    aging, in_steps = AgingBelief(0.0), 20.0
     found = plan(NOISE, aging, 0.1, in_steps, 500, steps_left)
     beside = plan_beside(NOISE, aging, 1.0, 0.1, in_steps, 0, 500, steps_left)
     for one in (found, beside):

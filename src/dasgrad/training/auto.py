@@ -153,6 +153,7 @@ class AutoRefresh(StepCounter):
 
     def _look(self, loader: "AdaptiveLoader", step_seconds: float) -> None:
         assert loader.scorer is not None
+        self._watch_rate(loader, self.num_steps + 1)
         self._costs.forget_trial()
         started = self._costs.clock() - self._costs.trial_seconds
         step = self.num_steps + 1
@@ -209,8 +210,6 @@ class AutoRefresh(StepCounter):
 
     def _look_at_all(self, loader: "AdaptiveLoader", step_seconds: float, interval: int) -> None:
         """Score all examples where that should pay, see what they are worth, and keep the scores or forget them."""
-        assert loader.optimizer is not None
-        self._beliefs.rate.observe(self.num_steps + 1, loader.optimizer)
         scorer, sampler, step = self._scorer(loader), loader.sampler, self.num_steps + 1
         aging, noise = self._beliefs.aging, self._beliefs.noise_at(loader.batch_size)
         in_steps = self.seconds_of(score_name(scorer), loader) / step_seconds
@@ -280,8 +279,7 @@ class AutoRefresh(StepCounter):
         """
         scorer, sampler = loader.scorer, loader.sampler
         assert scorer is not None
-        assert loader.optimizer is not None
-        self._beliefs.rate.observe(step, loader.optimizer)
+        self._watch_rate(loader, step)
         indices = chosen = draw_examples(loader.sampler, step, number)
         chunks = chosen.split(loader.scoring_chunk_size)
         if not self._costs.is_known(score_name(scorer)):
@@ -308,6 +306,10 @@ class AutoRefresh(StepCounter):
             aging.observe(fresh, now, effective_number(scores), looks)
             now = aging.age(fresh, looks)
         return Found(chunks, finite, scores, noise, now, fresh, self._example_seconds)
+
+    def _watch_rate(self, loader: "AdaptiveLoader", step: int) -> None:
+        assert loader.optimizer is not None
+        self._beliefs.rate.observe(step, loader.optimizer)
 
     def _could_pay(self, loader: "AdaptiveLoader", step: int, second_moment: float) -> bool:
         """Whether adaptive draws may be chosen at all; else nothing depends on how much noise there is."""

@@ -56,9 +56,10 @@ def plan(
     tried = [1.0]
     while tried[-1] > shortest:
         tried.append(max(shortest, tried[-1] / FINER))
+    tried[1:] = [looks for looks in tried[1:] if looks * interval < steps_left]
     plans = []
     for looks in tried:
-        left = aging.on_average(fresh, min(looks, steps_left / interval))
+        left = aging.on_average(fresh, looks)
         steps = noise.steps_factor(left)
         lasting = LASTING if looks == 1 else 1
         cost = in_steps / max(1.0, min(lasting * looks * interval, steps_left))
