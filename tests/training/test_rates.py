@@ -92,6 +92,8 @@ def test_a_rate_that_is_set_by_hand_stays_until_it_falls_faster_than_the_root():
     assert by_hand(lambda step: 0.1 if step < 200 else 0.095) == [False] * len(LOOKS)
     assert by_hand(lambda step: 0.1 if step < 200 else 0.01) == [step >= 200 for step in LOOKS]
     assert by_hand(lambda step: 0.1 if step < 20 else 0.01) == [step >= 20 for step in LOOKS]  # however long ago
+    assert by_hand(lambda step: 0.1 if step < 200 else 0.04) == [step >= 200 for step in LOOKS]  # since it was lowered
+    assert watch(by_hand=lambda step: 0.1 if step < 101 else 0.095, looks=(100, 101))[0] == [False, False]  # a little
     assert by_hand(lambda step: 0.1 / step) == [step > LOOKS[0] for step in LOOKS]
 
 
