@@ -162,9 +162,8 @@ def _stopped_early(comparison: Comparison, method: str) -> dict[str, float | Non
 def _best_so_far(comparison: Comparison, method: str, moments: Array) -> tuple[Array, Array]:
     """Of each seed: accuracy and seconds at the evaluation of least held-out loss up to a moment ``[S]``."""
     seconds, losses, accuracy = (_stack(comparison, method, name) for name in ("seconds", "test_loss", "test_accuracy"))
-    in_time = (seconds <= moments[:, None]) & ~np.isnan(losses)
-    in_time[:, 0] = True  # the evaluation before the first step
-    best = np.where(in_time, np.nan_to_num(losses, nan=np.inf), np.inf).argmin(1)
+    counts = (seconds <= moments[:, None]) & ~np.isnan(losses)
+    best = np.where(counts, losses, np.inf).argmin(1)  # without any, the evaluation before the first step
     seeds = np.arange(len(best))
     return accuracy[seeds, best], seconds[seeds, best]
 

@@ -241,16 +241,8 @@ def ending():
     """A rate that is to end after so many steps more."""
 
     def make(auto, steps_left, step):
-        half = step + steps_left
-        auto._beliefs.rate = RateBelief(
-            largest=1.0,
-            largest_at=step - steps_left,
-            rate=0.5,
-            step=step,
-            rate_before=1.0,
-            step_before=half - 2 * steps_left,
-        )
-        auto._beliefs.rate.ends = True
+        before = step - steps_left
+        auto._beliefs.rate = RateBelief(1.0, before, 0.5, step, rate_before=1.0, step_before=before, ends=True)
         assert auto._beliefs.rate.steps_left == steps_left
 
     return make

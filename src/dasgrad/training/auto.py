@@ -23,7 +23,7 @@ from torch import Tensor
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.names import score_name
 from dasgrad.training.beliefs import ENOUGH, Beliefs, NoiseBelief
-from dasgrad.training.cadence import LASTING, plan, plan_beside
+from dasgrad.training.cadence import LASTING, in_use, plan, plan_beside
 from dasgrad.training.costs import Costs, ScoringCosts
 from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.findings import HARDLY, Found, Option, choose, draw_examples
@@ -320,7 +320,7 @@ class AutoRefresh(StepCounter):
             return least <= self._worth
         assert loader.scorer is not None
         seconds = self._costs.taken_from_training(score_name(loader.scorer), loader)
-        lasting = max(1.0, min(LASTING * self._interval(step), self._beliefs.rate.steps_left))
+        lasting = in_use(LASTING * self._interval(step), self._beliefs.rate.steps_left)
         cost = seconds / (lasting * step_seconds)
         return least * (1 + cost) <= self._worth or least * (1 + cost / _DEARER) < CLEARLY * self._worth
 
@@ -353,7 +353,7 @@ class AutoRefresh(StepCounter):
         indices = draw_examples(loader.sampler, self.num_steps + 1, self._num_audited)
         belief = NoiseBelief()  # decisions do not depend on who asks
         self._measure_noise(loader, indices.split(loader.scoring_chunk_size), belief)
-        noise = replace(belief.at(loader.batch_size), power=self._beliefs.rate.power)
+        noise = replace(self._beliefs, noise=belief).noise_at(loader.batch_size)
         larger = noise.larger_batch_factor(4, step_seconds, self._example_seconds)
         self.last = replace(last, noise_scale=noise.measured_scale, larger_batch_factor=larger)
         return self.last

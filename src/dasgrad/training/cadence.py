@@ -39,6 +39,11 @@ class Plan:
     """Time to it, scoring included."""
 
 
+def in_use(num_steps: float, steps_left: float) -> float:
+    """Steps that scores made for so many are used for, and paid by, where training ends after ``steps_left``."""
+    return max(1.0, min(num_steps, steps_left))
+
+
 def plan(
     noise: Noise, aging: AgingBelief, fresh: float, in_steps: float, interval: int, steps_left: float = math.inf
 ) -> Plan:
@@ -62,7 +67,7 @@ def plan(
         left = aging.on_average(fresh, looks)
         steps = noise.steps_factor(left)
         lasting = LASTING if looks == 1 else 1
-        cost = in_steps / max(1.0, min(lasting * looks * interval, steps_left))
+        cost = in_steps / in_use(lasting * looks * interval, steps_left)
         plans.append(Plan(max(1, math.ceil(looks * interval)), looks, left, steps, steps * (1 + cost)))
     return min(plans, key=lambda one: one.factor)
 
@@ -89,7 +94,7 @@ def plan_beside(
         interval: steps from look to look.
         steps_left: of training.
     """
-    lasting = max(1.0, min(LASTING * interval, steps_left))
+    lasting = in_use(LASTING * interval, steps_left)
     late = min(1.0, wait / lasting)
     left = late * min(1.0, now) + (1 - late) * aging.on_average(fresh)
     steps = noise.steps_factor(left)
