@@ -24,7 +24,8 @@ from dasgrad.scoring.layout import find_layout
 from dasgrad.scoring.listening import Ear, Heard, Listening, Weighted
 from dasgrad.scoring.losses import Losses, LossesOfPairs, LossFunction
 from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
-from dasgrad.scoring.preconditioned import Preconditioner, inverse_metric_at, options_of, read_optimizer
+from dasgrad.scoring.noise import inverse_metric, mean_gradients
+from dasgrad.scoring.preconditioned import Preconditioner, options_of, read_optimizer
 from dasgrad.scoring.probe import kind_of
 from dasgrad.scoring.snapshot import Twin
 from dasgrad.scoring.workspace import Workspace
@@ -285,45 +286,13 @@ class ExampleScorer:
         """
         if self._losses is None:
             raise ValueError("`ExampleScorer.noise` needs `loss_fn` or `losses`, got a score of your own.")
-        function = LossFunction(self.model, self._losses, self._dtype)
-        num, sums = 0, None
-        for data in chunks:
-            size = nested.count_examples(data) // 2
-            if size < 1:
-                continue
-            num += size
-            halves = self._halves(function, nested.map_leaves(function.cast, data), size)
-            sums = halves if sums is None else [a + b for a, b in zip(sums, halves, strict=True)]
-        if sums is None:
-            raise ValueError("`ExampleScorer.noise(chunks=...)` must hold at least 2 examples.")
-        first, second = (total.double() / num for total in sums)
-        inverse = self._inverse_metric((first + second) / 2)
+        params = self._scored_parameters()
+        function = LossFunction(self._announced_model(), self._losses, self._dtype)
+        (first, second), num = mean_gradients(function, params, chunks)
+        inverse = torch.ones_like(first)
+        if self.score == "dasgrad" and self.optimizer is not None:
+            inverse = inverse_metric(self.optimizer, params, (first + second) / 2, self.preconditioner)
         return num / 2 * float(((first - second).square() * inverse).sum()), float((first * second * inverse).sum())
-
-    def _halves(self, function: LossFunction, data: Any, size: int) -> list[Tensor]:
-        """The summed gradients of the first ``size`` examples and of as many after them, each as one vector."""
-        halves = []
-        with untouched(self._announced_model()):
-            for start in (0, size):
-                tensors = function.tensors()
-                params = {name: tensors[name].detach().requires_grad_() for name in self._scored_parameters()}
-                rows = torch.arange(start, start + size, device=device_of(self.model))
-                losses = function.call({**tensors, **params}, nested.take_rows(data, rows)).sum()
-                grads = torch.autograd.grad(losses, list(params.values()), allow_unused=True, materialize_grads=True)
-                halves.append(torch.cat([grad.flatten() for grad in grads]))
-        return halves
-
-    def _inverse_metric(self, mean: Tensor) -> Tensor:
-        """1/H of all scored parameters as one vector in float64; ``mean`` is a gradient of such a form."""
-        if self.score != "dasgrad" or self.optimizer is None:
-            return torch.ones_like(mean)
-        views, params = read_optimizer(self.optimizer), list(self._scored_parameters().values())
-        parts = mean.split([param.numel() for param in params])
-        found = [
-            inverse_metric_at(views[id(param)], part.view_as(param), self.preconditioner).flatten()
-            for param, part in zip(params, parts, strict=True)
-        ]
-        return torch.cat(found)
 
     def with_score(self, score: ScoreName) -> "ExampleScorer":
         """The same model, loss and optimizer with another score."""
