@@ -144,7 +144,7 @@ def no_waiting():
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
-@pytest.mark.parametrize("stratified", ["none", "batch", "pass"])
+@pytest.mark.parametrize("stratified", ["none", "batch", "pass", "run"])
 @pytest.mark.parametrize("floor", [0.0, 0.2])
 @pytest.mark.parametrize("targeted", [False, True])
 def test_no_draw_waits_whatever_came_before_it(no_waiting, stratified, floor, targeted):
@@ -165,7 +165,7 @@ def test_no_draw_waits_whatever_came_before_it(no_waiting, stratified, floor, ta
             torch.testing.assert_close(weights, sampler.weights[indices], rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("stratified", ["none", "batch", "pass"])
+@pytest.mark.parametrize("stratified", ["none", "batch", "pass", "run"])
 @pytest.mark.parametrize("batch_size", [1, 7, 48, 5000])
 def test_draws_made_ahead_on_the_gpu_are_those_made_one_by_one(monkeypatch, stratified, batch_size):
     def make():
@@ -247,7 +247,7 @@ def test_the_same_uniforms_draw_the_same_on_the_gpu(targeted, floor):
         torch.testing.assert_close(weights, found_weights.cpu(), rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize("stratified", ["none", "batch", "pass"])
+@pytest.mark.parametrize("stratified", ["none", "batch", "pass", "run"])
 def test_draws_on_the_gpu_follow_p(stratified):
     """Chi-square on 10⁶ draws, by search and then from the tree."""
     sampler = dasgrad.AdaptiveSampler(40, 1000, stratified=stratified, seed=11, device="cuda")

@@ -17,6 +17,8 @@ double dasgrad_sum_levels(double*, int64_t, const double*);
 double dasgrad_update(double*, int64_t, const int64_t*, const double*, int64_t);
 void dasgrad_find(const double*, int64_t, const double*, double, int64_t, int64_t*, double*);
 void dasgrad_draw(const double*, const double*, int64_t, double, int, const double*, int64_t, int64_t*, double*);
+void dasgrad_balance(const double*, const double*, int64_t, double, int64_t*, int64_t, int64_t*, double*);
+void dasgrad_take_back(const double*, const double*, int64_t, double, int64_t*, const int64_t*, int64_t);
 }
 
 namespace {
@@ -81,6 +83,21 @@ void check(int64_t size, std::mt19937_64& random) {
           dasgrad_draw(nodes.data(), pi, size, floor, stratified, weights.data(), num, found.data(), weights.data());
           for (int64_t i = 0; i < num; ++i) require(found[i] >= 0 && found[i] < size, "draw", size);
         }
+        if (total < 1e-290) continue;  // where shares underflow
+        int64_t num_credits = 0;
+        for (int64_t parents = size; parents > 1;) num_credits += parents = (parents + 1) / 2;
+        std::vector<int64_t> credits(num_credits);
+        for (int64_t& credit : credits) credit = static_cast<int64_t>(random() >> 20);
+        const std::vector<int64_t> before = credits;
+        std::vector<double> weights(num);
+        dasgrad_balance(nodes.data(), pi, size, floor, credits.data(), num, found.data(), weights.data());
+        for (int64_t i = 0; i < num; ++i) {
+          require(found[i] >= 0 && found[i] < size && (floor > 0 || nodes[found[i]] > 0), "balance", size);
+          require(pi == nullptr || pi[found[i]] > 0, "balance outside the target", size);
+        }
+        for (const int64_t credit : credits) require(credit >= 0 && credit < int64_t{1} << 44, "credits", size);
+        dasgrad_take_back(nodes.data(), pi, size, floor, credits.data(), found.data(), num);
+        require(credits == before, "take_back", size);
       }
     }
   }

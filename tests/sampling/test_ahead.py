@@ -52,6 +52,7 @@ def play(events, num_examples, batch_size, stratified):
         elif event in ("state", "restore"):
             state, floor = pickle.loads(pickle.dumps(sampler.state_dict())), sampler.floor
             seen += [state["generator"], *state.get("cover", {}).values()]
+            seen += [-1 if value is None else value for value in state.get("balance", {}).values()]
             if event == "restore":
                 sampler = dasgrad.AdaptiveSampler(num_examples, batch_size, floor=floor, stratified=stratified)
                 sampler.load_state_dict(state)
@@ -61,7 +62,7 @@ def play(events, num_examples, batch_size, stratified):
     return seen
 
 
-@pytest.mark.parametrize("stratified", ["none", "batch", "pass"])
+@pytest.mark.parametrize("stratified", ["none", "batch", "pass", "run"])
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.booleans(), st.sampled_from(EVENTS)), max_size=10),
     st.sampled_from([(1, 1), (23, 4), (7, 7), (5, 9), (40, 3)]),
@@ -81,7 +82,7 @@ def test_nobody_can_tell_that_draws_are_made_ahead(core, stratified, events, sha
             assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs))
 
 
-@pytest.mark.parametrize("stratified", ["none", "batch", "pass"])
+@pytest.mark.parametrize("stratified", ["none", "batch", "pass", "run"])
 def test_what_is_handed_out_is_the_callers_own(stratified):
     """Overwriting it changes neither the batches to come nor, where scores change, those looked up anew."""
     samplers = [dasgrad.AdaptiveSampler(100, 4, stratified=stratified) for _ in range(2)]
@@ -96,7 +97,7 @@ def test_what_is_handed_out_is_the_callers_own(stratified):
 
 
 def test_batches_drawn_together_are_looked_up_once():
-    sampler = dasgrad.AdaptiveSampler(1000, 10)
+    sampler = dasgrad.AdaptiveSampler(1000, 10, stratified="pass")
     original, lengths = sampler._locate_, []
     sampler._locate_ = lambda u, stratified: (lengths.append(len(u) // 10), original(u, stratified=stratified))[1]
     indices, weights = sampler.draw_batches(250)  # through passes of 100

@@ -76,7 +76,7 @@ def test_each_uniform_decides_the_draw_the_reference_makes(case, uniforms):
         assert index in near or p[index] < 1e-9
 
 
-@pytest.mark.parametrize("stratified", ["none", "batch", "pass"])
+@pytest.mark.parametrize("stratified", ["none", "batch", "pass", "run"])
 @pytest.mark.parametrize("floor", [0.0, 0.3])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_draws_follow_p(stratified, floor, shifted):
@@ -269,7 +269,7 @@ def test_a_foreign_state_is_refused_and_changes_nothing():
     state = dasgrad.AdaptiveSampler(6, 2).state_dict()
     with pytest.raises(ValueError, match="num_examples=6, got 5"):
         sampler.load_state_dict(state)
-    with pytest.raises(ValueError, match="version 2, got 9"):
+    with pytest.raises(ValueError, match="version 3, got 9"):
         sampler.load_state_dict({**sampler.state_dict(), "version": 9})
     assert torch.equal(before, sampler.probabilities)
 
@@ -303,7 +303,7 @@ BAD_ARGUMENTS = [
     ({"floor": float("nan")}, r"floor=.*\[0, 1\), got nan"),
     ({"epsilon": -1.0}, r"epsilon=.*at least 0, got -1\.0"),
     ({"floor": 0.0, "epsilon": 0.0}, r"floor=.*epsilon=.*not both be 0"),
-    ({"stratified": True}, r"stratified=.*'none', 'batch' or 'pass', got True"),
+    ({"stratified": True}, r"stratified=.*'none', 'batch', 'pass' or 'run', got True"),
     ({"seed": -1}, r"seed=.*non-negative integer, got -1"),
     ({"target": [0.5, 0.5]}, r"target=.*shape \(3,\), got \(2,\)"),
     ({"target": [0.5, 0.5, 0.5]}, r"target=.*sum to 1, got 1\.5"),

@@ -130,7 +130,7 @@ def test_bad_arguments_are_named():
     problem = linear_model("squares", 5, 2, 0)
     with pytest.raises(ValueError, match=r"batches of 1 of its 5 examples, got batches of 2 of 5"):
         enter(fresh(), dasgrad.AdaptiveSampler(5, 2, stratified="none"), problem=problem)
-    with pytest.raises(ValueError, match=r"'none' or 'batch', got 'pass'"):
+    with pytest.raises(ValueError, match=r"'none' or 'batch', got 'run'"):
         enter(fresh(), dasgrad.AdaptiveSampler(5, 1), problem=problem)
     with pytest.raises(ValueError, match=r"one parameter of shape \(2,\), got \[\(3,\)\]"):
         enter(dasgrad.DASGrad([torch.nn.Parameter(vector(0.0, 0.0, 0.0))]), problem=problem)

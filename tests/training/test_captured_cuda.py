@@ -138,7 +138,7 @@ def test_float64_on_the_gpu(path):
     torch.testing.assert_close(loop.model.weight, other.model.weight, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("stratified", ["none", "batch", "pass"])
+@pytest.mark.parametrize("stratified", ["none", "batch", "pass", "run"])
 def test_batches_drawn_together_on_the_gpu_are_those_drawn_one_by_one(stratified):
     samplers = [
         dasgrad.AdaptiveSampler(1000, 48, stratified=stratified, seed=2, device="cuda", floor=floor)

@@ -8,6 +8,7 @@ leaves: constants in leaves lose their bound as soon as one leaf is updated and 
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -17,11 +18,15 @@ from torch.utils.data import Sampler
 
 from dasgrad.sampling import cumulative_sums, native
 from dasgrad.sampling.ahead import BatchDraws
+from dasgrad.sampling.balance import BalancedDraws
+from dasgrad.sampling.odds import Odds
 from dasgrad.sampling.segment_tree import LOCK, SegmentTree
 from dasgrad.targets import check_simplex
 
-STATE_VERSION = 2
-Stratified = Literal["none", "batch", "pass"]
+STATE_VERSION = 3  # version 2 had no draws balanced over a run
+Stratified = Literal["none", "batch", "pass", "run"]
+_LEAST_TOTAL = sys.float_info.min * 2**60
+"""Below this total of all masses, shares of nodes would underflow, and draws are balanced over a pass alone."""
 
 
 class Draw(int):
@@ -59,14 +64,17 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         floor: λ in [0, 1), the share of draws taken from π itself; weights are at most 1/λ.
         epsilon: ε ≥ 0, added to every score. ``floor`` and ``epsilon`` must not both be 0: an example whose
             old score is 0 would never be drawn again, and the gradient would be biased.
-        stratified: how the uniforms behind the draws are spread. ``"batch"`` takes one from each of B equal
-            slices of [0, 1), so a batch's estimate stays unbiased and its variance is never larger than that
-            of independent draws (``"none"``). ``"pass"`` also visits, within each slice, ceil(n / B) finer
-            slices in random order, one a batch, all at the same place: over a pass of D draws an example
+        stratified: over what the draws are spread, so that their errors undo each other. ``"batch"`` takes one from
+            each of B equal slices of probability, so a batch's estimate stays unbiased and its variance is never
+            larger than that of independent draws (``"none"``). ``"pass"`` also visits, within each slice, ceil(n / B)
+            finer slices in random order, one a batch, all at the same place: over a pass of D draws an example
             is drawn pD times, give or take less than two, and with equal probabilities a pass is a reshuffled epoch,
             each example drawn once (fewer than B of them twice where B does not divide n). The places of passes in a
             row are spread as well: an example with pD far below 1 comes at nearly regular passes, not by chance twice
-            in a row. As in reshuffled epochs, each batch is unbiased, but not given the earlier ones.
+            in a row. A refresh ends that, and it begins anew. ``"run"`` keeps account of what each example is owed
+            through every refresh and update, so that over the whole run it comes at nearly regular intervals; before
+            the first refresh it is ``"pass"``. With both, as in reshuffled epochs, each batch is unbiased, but not
+            given the earlier ones. None is ``"run"``, and ``"pass"`` on CUDA, where the accounts take many more calls.
         seed: of the sampler's own generator; the global one is never touched.
         device: where masses, draws and weights live.
 
@@ -91,7 +99,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         target: Tensor | Sequence[float] | None = None,
         floor: float = 0.2,
         epsilon: float = 0.0,
-        stratified: Stratified = "pass",
+        stratified: Stratified | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -99,9 +107,11 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"`AdaptiveSampler({name}=...)` must be a positive integer, got {value!r}.")
         _check_floor(floor, epsilon)
-        if stratified not in ("none", "batch", "pass"):
+        if stratified is None:
+            stratified = "pass" if torch.device(device).type == "cuda" else "run"
+        if stratified not in ("none", "batch", "pass", "run"):
             raise ValueError(
-                f"`AdaptiveSampler(stratified=...)` must be 'none', 'batch' or 'pass', got {stratified!r}."
+                f"`AdaptiveSampler(stratified=...)` must be 'none', 'batch', 'pass' or 'run', got {stratified!r}."
             )
         if not isinstance(seed, int) or seed < 0:
             raise ValueError(f"`AdaptiveSampler(seed=...)` must be a non-negative integer, got {seed!r}.")
@@ -109,7 +119,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         self.batch_size = batch_size
         self._floor = float(floor)
         self.epsilon = float(epsilon)
-        self.stratified = stratified
+        self.stratified: Stratified = stratified
         self.seed = seed
         self._target_tree: SegmentTree | None = None
         if target is not None:
@@ -123,11 +133,14 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         self._tree = SegmentTree(torch.zeros(num_examples, dtype=torch.float64, device=device))
         self._refreshed = False
         self._mixture: cumulative_sums.Mixture | None = None
-        self._draws = self._make_draws()
+        self._draws, self._balanced = self._make_draws()
         self.set_epoch(0)
 
-    def _make_draws(self) -> BatchDraws:
-        return BatchDraws(self.batch_size, len(self), self.stratified, self.device)
+    def _make_draws(self) -> tuple[BatchDraws, BalancedDraws | None]:
+        """From uniforms, and balanced over the run where that is asked for and there are scores."""
+        run = self.stratified == "run"
+        draws = BatchDraws(self.batch_size, len(self), "pass" if run else self.stratified, self.device)
+        return draws, BalancedDraws(self.batch_size, self.num_examples, self.device) if run else None
 
     # --- what is drawn from ---------------------------------------------------------------------------
 
@@ -144,14 +157,18 @@ class AdaptiveSampler(Sampler[list[Draw]]):
     @floor.setter
     def floor(self, floor: float) -> None:
         _check_floor(floor, self.epsilon)
-        with LOCK:
+        with self._changing():
             self._floor = float(floor)
-            self._forget_lookups()
 
-    def _forget_lookups(self) -> None:
-        """Let go of whatever was derived from the probabilities, which have just changed."""
-        self._mixture = None
-        self._draws.forget_lookups()
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Probabilities change inside; whatever was derived from them is let go of."""
+        with LOCK:
+            if self._balanced is not None:
+                self._balanced.put_back()
+            yield
+            self._mixture = None
+            self._draws.forget_lookups()
 
     @property
     def target(self) -> Tensor:
@@ -195,8 +212,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         """Weights ``[k]`` of some examples, in time that goes with their number."""
         if not self._has_mass:
             return torch.ones(len(indices), dtype=torch.float64, device=self.device)
-        shares = None if self._target_tree is None else self._target_tree.masses_of(indices)
-        return self._weigh(self._tree.masses_of(indices), self._tree.total, shares)
+        return self._odds.weights_of(indices)
 
     def refresh(self, scores: Tensor | Sequence[float], through: Callable[[Tensor], Tensor] | None = None) -> None:
         """Take new scores for all n examples.
@@ -212,16 +228,14 @@ class AdaptiveSampler(Sampler[list[Draw]]):
                 checked = torch.where(self.target > 0, checked, 0.0)
             checked = self._check_scores(through(checked), self.num_examples, "refresh")
         masses = self.target * (checked + self.epsilon)
-        with LOCK:
+        with self._changing():
             self._tree.rebuild(masses)
-            self._forget_lookups()
             self._refreshed = True
 
     def forget(self) -> None:
         """Forget all scores: draws follow the target, with weights 1, until the next `refresh`."""
-        with LOCK:
+        with self._changing():
             self._tree.rebuild(torch.zeros_like(self.target))
-            self._forget_lookups()
             self._refreshed = False
 
     def update(self, indices: Tensor | Sequence[int], scores: Tensor | Sequence[float]) -> None:
@@ -247,9 +261,8 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             masses = (checked + self.epsilon) * (1.0 / self.num_examples)
         else:
             masses = (checked + self.epsilon) * self._target_tree[indices]
-        with LOCK:
+        with self._changing():
             self._tree.update(indices, masses)
-            self._forget_lookups()
 
     def _check_scores(self, scores: Tensor | Sequence[float], length: int, method: str) -> Tensor:
         scores = torch.as_tensor(scores, dtype=torch.float64, device=self.device).detach()
@@ -279,16 +292,25 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         if not isinstance(num, int) or num < 0:
             raise ValueError(f"`draw(num=...)` must be a non-negative integer, got {num!r}.")
         with LOCK:
-            if num == self.batch_size:
-                return self._draws.draw_batch(self._locate_)
-            return self._draws.draw_others(num, self._locate_)
+            if num != self.batch_size:
+                return self._draws.draw_others(num, self._locate_)
+            if self._balanced is not None and self._tree.known_total >= _LEAST_TOTAL:
+                return self._balanced.draw_batch(self._odds)
+            return self._draws.draw_batch(self._locate_)
 
     def draw_batches(self, num: int) -> tuple[Tensor, Tensor]:
         """The draws of the next ``num`` batches in one call, ``[num, B]``: those of as many calls of `draw`."""
         if not isinstance(num, int) or isinstance(num, bool) or num < 1:
             raise ValueError(f"`draw_batches(num=...)` must be a positive integer, got {num!r}.")
         with LOCK:
+            if self._balanced is not None and self._tree.known_total >= _LEAST_TOTAL:
+                return self._balanced.draw_batches(num, self._odds)
             return self._draws.draw_batches(num, self._locate_)
+
+    @property
+    def _odds(self) -> Odds:
+        """For a tree that has mass."""
+        return Odds(self._tree, self._target_tree, self._floor)
 
     def _locate(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """The draws that uniforms u in [0, 1] decide, and their weights."""
@@ -308,31 +330,22 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             return self._mixture.draw(u)
         if not self._has_mass:
             return self.from_target(u), torch.ones_like(u)
-        total = self._tree.total
         above = ((u - self.floor) / (1 - self.floor)).clamp_(0.0, 1.0)
-        indices = self._tree.find(above * total)
+        indices = self._tree.find(above * self._tree.total)
         if self.floor > 0:
             below = (u / self.floor).clamp_(max=1.0)
             indices = torch.where(u < self.floor, self.from_target(below), indices)
-        shares = None if self._target_tree is None else self._target_tree.masses_of(indices)
-        return indices, self._weigh(self._tree.masses_of(indices), total, shares)
-
-    def _weigh(self, masses: Tensor, total: Tensor, target: Tensor | None) -> Tensor:
-        """The weights of examples by their masses, the total of all masses, and their targets; None is uniform."""
-        scores = masses * self.num_examples if target is None else masses / target
-        return 1.0 / ((1 - self.floor) * scores / total + self.floor)
+        return indices, self._odds.weights_of(indices)
 
     def _mix(self) -> cumulative_sums.Mixture:
         """What `_locate_` draws from, as one line to search."""
-        shares: Tensor | None = None
         if self._target_tree is None:
             target_ends = torch.arange(1, self.num_examples + 1, dtype=torch.float64, device=self.device)
         else:
-            shares, target_ends = self._target_tree.masses, self._target_tree.ends
+            target_ends = self._target_tree.ends
         if not self._has_mass:
             return cumulative_sums.Mixture(target_ends, None, self.floor, torch.ones_like(target_ends))
-        weights = self._weigh(self._tree.masses, self._tree.total, shares)
-        return cumulative_sums.Mixture(target_ends, self._tree.ends, self.floor, weights)
+        return cumulative_sums.Mixture(target_ends, self._tree.ends, self.floor, self._odds.weights)
 
     def from_target(self, u: Tensor) -> Tensor:
         """The examples that uniforms u in [0, 1] pick from the target, whatever the scores."""
@@ -352,13 +365,15 @@ class AdaptiveSampler(Sampler[list[Draw]]):
     def set_epoch(self, epoch: int) -> None:
         """Restart the generator as a function of (seed, epoch), as torch's distributed sampler does.
 
-        Without it the generator just goes on from pass to pass.
+        Without it the generator just goes on from pass to pass. Draws that are balanced over the run begin anew.
         """
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"`set_epoch(epoch=...)` must be a non-negative integer, got {epoch!r}.")
         mixed = np.random.SeedSequence([self.seed, epoch]).generate_state(1, np.uint64)[0]
         with LOCK:
             self._draws.restart(int(mixed) >> 1)
+            if self._balanced is not None:
+                self._balanced.restart(int(mixed) >> 1)
 
     def _options(self) -> dict[str, Any]:
         names = ("num_examples", "batch_size", "floor", "epsilon", "stratified")
@@ -368,12 +383,14 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         """Everything the next draws depend on."""
         with LOCK:
             draws = self._draws.state_dict()
+            balance = {} if self._balanced is None else {"balance": self._balanced.state_dict()}
         return {
             "version": STATE_VERSION,
             "options": self._options(),
             "refreshed": self._refreshed,
             "tree": self._tree.state_dict(),
             **draws,
+            **balance,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -392,12 +409,14 @@ class AdaptiveSampler(Sampler[list[Draw]]):
                 raise ValueError(
                     f"`AdaptiveSampler.load_state_dict` needs a sampler with {name}={saved!r}, got {value!r}."
                 )
-        draws = self._make_draws()
+        draws, balanced = self._make_draws()
         draws.load_state_dict(state_dict)
+        if balanced is not None:
+            balanced.load_state_dict(state_dict["balance"])
         refreshed = bool(state_dict["refreshed"])
         with LOCK:
             self._tree.load_state_dict(state_dict["tree"])  # the last one that can refuse
-            self._draws, self._refreshed, self._mixture = draws, refreshed, None
+            self._draws, self._balanced, self._refreshed, self._mixture = draws, balanced, refreshed, None
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self._options().items())

@@ -155,6 +155,16 @@ class SegmentTree:
             return self._levels[-1][0].clone()
 
     @property
+    def known_total(self) -> float:
+        """The same as a number; no device is waited for."""
+        return self._total
+
+    @property
+    def levels(self) -> tuple[Tensor, ...]:
+        """The sums themselves, level by level, the leaves first and the root last; not to be written to."""
+        return self._levels
+
+    @property
     def masses(self) -> Tensor:
         """All masses, float64 of shape [n] (a copy)."""
         with LOCK:

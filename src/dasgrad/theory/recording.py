@@ -255,8 +255,8 @@ def _check_problem(optimizer: DASGrad, sampler: AdaptiveSampler | None, problem:
             f"`record(problem=...)` needs batches of 1 of its {problem.num_examples} examples, got batches of "
             f"{sampler.batch_size} of {sampler.num_examples}."
         )
-    if sampler.stratified == "pass":
+    if sampler.stratified in ("pass", "run"):
         raise ValueError(
             "`record(problem=...)` needs draws that are unbiased given the past, `AdaptiveSampler(stratified=...)` "
-            "'none' or 'batch', got 'pass'."
+            f"'none' or 'batch', got {sampler.stratified!r}."
         )

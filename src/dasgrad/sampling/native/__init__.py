@@ -35,6 +35,8 @@ _SIGNATURES = {
         None,
         [_POINTER, _POINTER, _INTEGER, _REAL, ctypes.c_int, _POINTER, _INTEGER, _POINTER, _POINTER],
     ),
+    "dasgrad_balance": (None, [_POINTER, _POINTER, _INTEGER, _REAL, _POINTER, _INTEGER, _POINTER, _POINTER]),
+    "dasgrad_take_back": (None, [_POINTER, _POINTER, _INTEGER, _REAL, _POINTER, _POINTER, _INTEGER]),
 }
 
 
@@ -158,3 +160,31 @@ class NativeTree:
             address,
         )
         return indices, uniforms
+
+    def balance_(self, target: NativeTree | None, floor: float, credits: Tensor, num: int) -> tuple[Tensor, Tensor]:
+        """So many draws from the same mixture that use up credits, and their weights."""
+        indices = torch.empty(num, dtype=torch.int64, device=_CPU)
+        weights = torch.empty(num, dtype=torch.float64, device=_CPU)
+        self._library.dasgrad_balance(
+            self._address,
+            None if target is None else target._address,
+            self._num_leaves,
+            floor,
+            credits.data_ptr(),
+            num,
+            indices.data_ptr(),
+            weights.data_ptr(),
+        )
+        return indices, weights
+
+    def take_back_(self, target: NativeTree | None, floor: float, credits: Tensor, indices: Tensor) -> None:
+        """Give the credits back that draws of these leaves used up."""
+        self._library.dasgrad_take_back(
+            self._address,
+            None if target is None else target._address,
+            self._num_leaves,
+            floor,
+            credits.data_ptr(),
+            indices.data_ptr(),
+            indices.numel(),
+        )

@@ -47,6 +47,8 @@ namespace {
 constexpr int kMaxLevels = 64;
 constexpr int64_t kBlock = 256;  // draws that go down together; their state stays in the first-level cache
 constexpr int64_t kFew = 1024;  // changes whose copy lies on the stack
+constexpr int kCreditBits = 44;
+constexpr int64_t kWhole = int64_t{1} << kCreditBits;  // a draw, in units of a node's credit
 constexpr int kBlockLevels = 12;  // 2^12 leaves, and the sums above them, stay there too while they are summed
 
 // Where each level starts; level `num_levels - 1` is the root alone.
@@ -261,6 +263,79 @@ struct Descent {
   }
 };
 
+// What is drawn from: `floor` of the target, a tree of as many leaves or null for the uniform one, and the rest of a
+// tree with mass.
+struct Mixture {
+  const Levels& levels;
+  const double* nodes;
+  const double* target;
+  double floor, total, leaves;
+  double of_target;  // by which a node's target counts beside (1 - floor) times its mass
+
+  Mixture(const Levels& levels, const double* nodes, const double* target, double floor)
+      : levels(levels), nodes(nodes), target(target), floor(floor), total(levels.total(nodes)),
+        leaves(static_cast<double>(levels.sizes[0])),
+        of_target(floor * total / (target == nullptr ? leaves : levels.total(target))) {}
+
+  double weight_of(int64_t leaf) const {
+    const double score = target == nullptr ? nodes[leaf] * leaves : nodes[leaf] / target[leaf];
+    return 1 / ((1 - floor) * score / total + floor);
+  }
+
+  // Of the children on one level.
+  class Shares {
+   public:
+    Shares(const Mixture& mixture, int level)
+        : nodes_(mixture.nodes + mixture.levels.offsets[level]),
+          target_(mixture.target == nullptr ? nullptr : mixture.target + mixture.levels.offsets[level]),
+          num_leaves_(mixture.levels.sizes[0]), num_full_(num_leaves_ >> level), level_(level),
+          of_mass_(1 - mixture.floor), of_target_(mixture.of_target),
+          of_full_(of_target_ * static_cast<double>(int64_t{1} << level)) {}
+
+    // What a parent's left child has of its probability, in units of 1/kWhole. A child that can be drawn at all has at
+    // least one, and one that cannot none.
+    int64_t of_left(int64_t parent) const {
+      const double left = at(2 * parent), right = at(2 * parent + 1);
+      const int64_t share = static_cast<int64_t>(left / (left + right) * static_cast<double>(kWhole));
+      return std::min(std::max(share, static_cast<int64_t>(left > 0)), kWhole - static_cast<int64_t>(right > 0));
+    }
+
+    void prefetch(int64_t parent) const { DASGRAD_PREFETCH(nodes_ + 2 * parent); }
+
+   private:
+    // The probability of a node, up to a factor that all have.
+    double at(int64_t node) const {
+      const double mass = of_mass_ * nodes_[node];
+      if (target_ != nullptr) return mass + of_target_ * target_[node];
+      return mass + (node < num_full_ ? of_full_ : of_target_ * leaves_under(node));
+    }
+
+    double leaves_under(int64_t node) const {
+      const int64_t first = std::min(node << level_, num_leaves_);
+      return static_cast<double>(std::min((node + 1) << level_, num_leaves_) - first);
+    }
+
+    const double* nodes_;
+    const double* target_;
+    int64_t num_leaves_, num_full_;
+    int level_;
+    double of_mass_, of_target_, of_full_;
+  };
+};
+
+// Credits lie level by level, those of the leaves' parents first, without padding.
+struct CreditOffsets {
+  int64_t of_parents[kMaxLevels];  // by the level of their children
+
+  explicit CreditOffsets(const Levels& levels) {
+    int64_t offset = 0;
+    for (int level = 0; level + 1 < levels.num_levels; ++level) {
+      of_parents[level] = offset;
+      offset += levels.sizes[level + 1];
+    }
+  }
+};
+
 }  // namespace
 
 DASGRAD_EXPORT int dasgrad_integers_within(const int64_t* values, int64_t num, int64_t low, int64_t high) {
@@ -351,6 +426,7 @@ DASGRAD_EXPORT void dasgrad_draw(const double* nodes, const double* target, int6
   const bool has_mass = total > 0;
   const double target_total = target == nullptr ? 1 : levels.total(target);
   const double leaves = static_cast<double>(num_leaves);
+  const Mixture mixture(levels, nodes, target, floor);
   Descent from_tree, from_target;
   for (int64_t start = 0; start < num; start += kBlock) {
     const int64_t end = std::min(start + kBlock, num);
@@ -369,10 +445,49 @@ DASGRAD_EXPORT void dasgrad_draw(const double* nodes, const double* target, int6
     }
     if (from_tree.num > 0) from_tree.run(levels, nodes, indices);
     if (from_target.num > 0) from_target.run(levels, target, indices);
-    for (int64_t i = start; i < end; ++i) {
-      const double mass = nodes[indices[i]];
-      const double score = target == nullptr ? mass * leaves : mass / target[indices[i]];
-      weights[i] = has_mass ? 1 / ((1 - floor) * score / total + floor) : 1;
+    for (int64_t i = start; i < end; ++i) weights[i] = has_mass ? mixture.weight_of(indices[i]) : 1;
+  }
+}
+
+// Draws that are balanced over all calls, as balance.py says, and their weights. The tree has mass.
+DASGRAD_EXPORT void dasgrad_balance(const double* nodes, const double* target, int64_t num_leaves, double floor,
+                                    int64_t* credits, int64_t num, int64_t* indices, double* weights) {
+  const Levels levels(num_leaves);
+  const Mixture mixture(levels, nodes, target, floor);
+  const CreditOffsets offsets(levels);
+  for (int64_t start = 0; start < num; start += kBlock) {
+    const int64_t end = std::min(start + kBlock, num);
+    std::fill(indices + start, indices + end, int64_t{0});
+    for (int level = levels.num_levels - 2; level >= 0; --level) {
+      const Mixture::Shares shares(mixture, level), next(mixture, std::max(level - 1, 0));
+      int64_t* of_parents = credits + offsets.of_parents[level];
+      const int64_t* of_next = credits + offsets.of_parents[std::max(level - 1, 0)];
+      for (int64_t i = start; i < end; ++i) {
+        const int64_t parent = indices[i];
+        const int64_t credit = of_parents[parent] + shares.of_left(parent);
+        of_parents[parent] = credit & (kWhole - 1);
+        indices[i] = 2 * parent + 1 - (credit >> kCreditBits);
+        if (level == 0) continue;
+        next.prefetch(indices[i]);
+        DASGRAD_PREFETCH(of_next + indices[i]);
+      }
+    }
+    for (int64_t i = start; i < end; ++i) weights[i] = mixture.weight_of(indices[i]);
+  }
+}
+
+// Credits as they were before draws of these leaves, in any order, from the same tree.
+DASGRAD_EXPORT void dasgrad_take_back(const double* nodes, const double* target, int64_t num_leaves, double floor,
+                                      int64_t* credits, const int64_t* indices, int64_t num) {
+  const Levels levels(num_leaves);
+  const Mixture mixture(levels, nodes, target, floor);
+  const CreditOffsets offsets(levels);
+  for (int level = 0; level + 1 < levels.num_levels; ++level) {
+    const Mixture::Shares shares(mixture, level);
+    int64_t* of_parents = credits + offsets.of_parents[level];
+    for (int64_t i = 0; i < num; ++i) {
+      const int64_t parent = indices[i] >> (level + 1);
+      of_parents[parent] = (of_parents[parent] - shares.of_left(parent)) & (kWhole - 1);
     }
   }
 }
