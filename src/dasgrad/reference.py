@@ -186,6 +186,23 @@ def draw(u: float, s: Sequence[float], pi: Sequence[float], epsilon: float, lam:
     return max(i for i, share in enumerate(shares) if share > 0)
 
 
+def balanced_draw(p: Sequence[float], credit: dict[tuple[int, int], float]) -> int:
+    """The next index where every half of the examples keeps account of what it is owed, and not a u decides.
+
+    Examples are halved, from the smallest power of two that holds them down to one. ``credit[start, size]`` is the part
+    of a draw that the first half of examples start … start + size − 1 is owed; it is written to.
+    """
+    start, size = 0, 1
+    while size < len(p):
+        size *= 2
+    while size > 1:
+        half = size // 2
+        owed = credit[start, size] + sum(p[start : start + half]) / sum(p[start : start + size])
+        credit[start, size] = owed - 1 if owed >= 1 else owed
+        start, size = (start, half) if owed >= 1 else (start + half, half)
+    return start
+
+
 @dataclass(frozen=True)
 class Trajectory:
     """What a run of Algorithm 2 went through: θ_1 … θ_{T+1}, and for each step p, the draws and weights."""

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dasgrad
+from dasgrad import reference
 from dasgrad.sampling import balance
 from dasgrad.sampling.odds import BITS, WHOLE, Odds
 from dasgrad.sampling.segment_tree import SegmentTree
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("core")
 
 
 class Slowly:
-    """The specification: one draw after the other, each node's account kept in a dict of Python integers."""
+    """`reference.balanced_draw` to the last bit: each node's account in whole units, kept in a dict of integers."""
 
     def __init__(self, num_examples, credits):
         self.sizes = [num_examples]
@@ -98,6 +99,23 @@ def test_draws_are_those_of_the_slow_walk(case, floor, num):
         p = (1 - floor) * odds.tree.masses / odds.tree.total + floor * part
         assert bool((p[indices] > 0).all())
         torch.testing.assert_close(weights, (part / p)[indices], rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("num", [1, 2, 7, 20])
+def test_draws_are_those_of_the_reference(num):
+    """Through changes of p; where its floating numbers and our units round differently no draw of these is decided."""
+    sampler = dasgrad.AdaptiveSampler(num, 5, floor=0.1, stratified="run", seed=3)
+    generator = torch.Generator().manual_seed(num)
+    sampler.refresh(torch.rand(num, generator=generator))
+    credits = iter(sampler._balanced._credits._existing().tolist())
+    credit, size = {}, 2
+    while size < 2 * num:
+        credit |= {(start, size): next(credits) / WHOLE for start in range(0, num, size)}
+        size *= 2
+    for _ in range(30):
+        p = sampler.probabilities.tolist()
+        assert sampler.draw()[0].tolist() == [reference.balanced_draw(p, credit) for _ in range(5)]
+        sampler.refresh(torch.rand(num, generator=generator) ** 3)
 
 
 @pytest.mark.parametrize("num", [3, 4])

@@ -112,8 +112,6 @@ def test_a_state_goes_on_where_it_was():
 
 def test_every_part_of_a_state_is_kept():
     fresh = AutoRefresh().state_dict()
-    rate = {"largest": 0.1, "largest_at": 3, "rate": 0.01, "step": 36, "rate_before": 0.2, "step_before": 24}
-    rate["ends"] = True
     state = {
         "auto": fresh["auto"],
         "num_steps": 40,
@@ -124,7 +122,7 @@ def test_every_part_of_a_state_is_kept():
         "left_first": 0.2,
         "made_at_audit": False,
         "tier": "last_layer",
-        "beliefs": {"noise": {"inverse": 0.5, "weight": 60.0}, "aging": {"share": 0.4}, "rate": rate},
+        "beliefs": {"noise": {"inverse": 0.5, "weight": 60.0}, "aging": {"share": 0.4}},
         "memory": {"name": "gradient", "left": [0.9, 0.8, 0.7], "squares": None},
         "scoring_seconds": {"gradient": 7.0},
         "lost": 0.8,
@@ -155,7 +153,7 @@ def test_states_of_another_version_are_refused_by_number():
     loader = build("auto")[2]
     state = loader.state_dict()
     (key,) = (key for key, value in state.items() if isinstance(value, dict) and "auto" in value)
-    with pytest.raises(ValueError, match=r"state of version 7 of 'auto', got 2\."):
+    with pytest.raises(ValueError, match=r"state of version 8 of 'auto', got 2\."):
         loader.load_state_dict({**state, key: {**state[key], "auto": 2}})
 
 

@@ -1,7 +1,6 @@
 """Looks of ``refresh="auto"`` that score all examples, where that takes no longer than to look at some."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from dasgrad.training.beliefs import USUAL_NOISE, AgingBelief
 from dasgrad.training.findings import HARDLY
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
 from dasgrad.training.memory import RETAINED, ScoreMemory
-from dasgrad.training.rates import POWER
 from training.auto_runs import BATCH_SIZE, CHEAP, LAVISH, NUM_EXAMPLES, build, build_timed, train
 
 USUAL = Noise(USUAL_NOISE * BATCH_SIZE, BATCH_SIZE)
@@ -214,18 +212,6 @@ def test_scores_of_all_that_win_a_little_are_made_again_the_sooner_the_more_they
     promise = 1 - USUAL.steps_factor(found.noise_left_fresh)
     assert 0.1 < promise < 0.15
     assert auto.num_quiet_steps() == math.ceil(16 + 0.5 / (0.2 * promise)) - 18
-
-
-def test_scores_of_all_are_worth_less_where_the_rate_is_to_fall(flat):
-    for ends in (False, True):
-        _, model, optimizer, loader = flat(0.01)
-        if ends:
-            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
-        train(model, optimizer, loader, 17)
-        found = loader.diagnosis()
-        noise = replace(USUAL, power=POWER if ends else 1.0)
-        assert found.rate_ends == ends
-        assert found.time_factor == pytest.approx(noise.steps_factor(found.noise_left) * (1 + 0.01 / 16))
 
 
 def test_scores_of_all_that_are_too_dear_to_make_again_are_used_until_they_pay(flat):

@@ -14,7 +14,6 @@ from dasgrad.training.beliefs import (
     Beliefs,
     NoiseBelief,
 )
-from dasgrad.training.rates import RateBelief
 
 BATCH = 50
 
@@ -103,7 +102,7 @@ def test_what_ages_is_what_was_won(left, expected):
 @pytest.mark.parametrize("second_moment", [0.01, 0.5, 0.84, 1.0])
 @pytest.mark.parametrize("share", [0.0, 0.15, 1.5])
 def test_no_noise_makes_draws_win_more_than_the_most_that_is_believed(second_moment, share):
-    beliefs = Beliefs(NoiseBelief(), AgingBelief(share), RateBelief())
+    beliefs = Beliefs(NoiseBelief(), AgingBelief(share))
     factors = []
     for mean in (10.0, 1.0, 0.1, 0.001, -1.0):
         belief = NoiseBelief()

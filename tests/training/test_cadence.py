@@ -108,17 +108,6 @@ def test_scores_that_age_as_usual_are_made_at_looks():
     assert plan(NOISE, AgingBelief(USUAL_AGING), 0.5, 100.0, 1000).looks == 1
 
 
-@pytest.mark.parametrize("steps_left", [10.0, 300.0, math.inf])
-def test_scores_are_paid_for_by_the_steps_that_are_left(steps_left):
-    """One look is 500 steps, and scores that do not age last for two."""
-    aging, in_steps = AgingBelief(0.0), 20.0
-    found = plan(NOISE, aging, 0.1, in_steps, 500, steps_left)
-    beside = plan_beside(NOISE, aging, 1.0, 0.1, in_steps, 0, 500, steps_left)
-    for one in (found, beside):
-        assert one.looks == 1
-        assert one.factor == pytest.approx(one.steps_factor * (1 + in_steps / min(steps_left, 1000)))
-
-
 def test_scores_that_age_fast_are_made_as_often_as_is_allowed():
     found = plan(NOISE, AgingBelief(0.99), 0.1, 100.0, 2000)
     assert found.interval == 100 / MOST_BETWEEN

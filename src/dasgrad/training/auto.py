@@ -23,7 +23,7 @@ from torch import Tensor
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.names import score_name
 from dasgrad.training.beliefs import ENOUGH, Beliefs, NoiseBelief
-from dasgrad.training.cadence import LASTING, in_use, plan, plan_beside
+from dasgrad.training.cadence import LASTING, plan, plan_beside
 from dasgrad.training.costs import Costs, ScoringCosts
 from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.findings import HARDLY, Found, Option, choose, draw_examples
@@ -37,7 +37,7 @@ from dasgrad.training.trials import Trial
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
-STATE_VERSION = 7  # version 6 knew nothing of learning rates
+STATE_VERSION = 8  # version 7 knew of learning rates
 _PLAIN = ["num_steps", "next_look", "next_audit", "refreshed_at", "left_then", "left_first", "made_at_audit"]
 _PLAIN += ["num_looked_at", "look_seconds", "example_seconds", "promise", "looks_kept", "failure"]
 """Numbers and words of the state, by the names of attributes."""
@@ -153,7 +153,6 @@ class AutoRefresh(StepCounter):
 
     def _look(self, loader: "AdaptiveLoader", step_seconds: float) -> None:
         assert loader.scorer is not None
-        self._watch_rate(loader, self.num_steps + 1)
         self._costs.forget_trial()
         started = self._costs.clock() - self._costs.trial_seconds
         step = self.num_steps + 1
@@ -211,11 +210,10 @@ class AutoRefresh(StepCounter):
     def _look_at_all(self, loader: "AdaptiveLoader", step_seconds: float, interval: int) -> None:
         """Score all examples where that should pay, see what they are worth, and keep the scores or forget them."""
         scorer, sampler, step = self._scorer(loader), loader.sampler, self.num_steps + 1
-        aging, noise = self._beliefs.aging, self._beliefs.noise_at(loader.batch_size)
+        aging, noise = self._beliefs.aging, self._beliefs.noise.at(loader.batch_size)
         in_steps = self.seconds_of(score_name(scorer), loader) / step_seconds
         fresh, before, looks = self._left_first, None, self._looks_since(step)
-        steps_left = self._beliefs.rate.steps_left
-        again = plan(noise, aging, fresh, in_steps, interval, steps_left)
+        again = plan(noise, aging, fresh, in_steps, interval)
         in_use = sampler.refreshed and self._refreshed_at is not None  # else they are of no known worth
         if in_use:
             now = aging.age(self._left_then, looks)
@@ -231,7 +229,7 @@ class AutoRefresh(StepCounter):
             if before is not None:
                 now = noise.of_second_moment(second_moment_left(scores, before))
                 aging.observe(fresh, now, effective_number(scores), looks + self._looks_kept)
-            again = plan(noise, aging, fresh, in_steps, interval, steps_left)
+            again = plan(noise, aging, fresh, in_steps, interval)
             # Where they would not pay for themselves, they are in use for what is spent already.
             factor = again.factor if again.factor <= self._worth else again.steps_factor
             best = Option("refresh", factor, fresh, again.noise_left)
@@ -279,7 +277,6 @@ class AutoRefresh(StepCounter):
         """
         scorer, sampler = loader.scorer, loader.sampler
         assert scorer is not None
-        self._watch_rate(loader, step)
         indices = chosen = draw_examples(loader.sampler, step, number)
         chunks = chosen.split(loader.scoring_chunk_size)
         if not self._costs.is_known(score_name(scorer)):
@@ -298,7 +295,7 @@ class AutoRefresh(StepCounter):
         if always_noise or self._could_pay(loader, step, second_moment):
             noisy = chosen if always_noise else chosen[: self._num_gradients(loader, step)]
             self._measure_noise(loader, noisy.split(loader.scoring_chunk_size), self._beliefs.noise)
-        noise = self._beliefs.noise_at(loader.batch_size)
+        noise = self._beliefs.noise.at(loader.batch_size)
         now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
         fresh = noise.of_second_moment(second_moment)
         if sampler.refreshed and self._left_then < 1 and self._made_at_audit and not self._tiers.present:
@@ -306,10 +303,6 @@ class AutoRefresh(StepCounter):
             aging.observe(fresh, now, effective_number(scores), looks)
             now = aging.age(fresh, looks)
         return Found(chunks, finite, scores, noise, now, fresh, self._example_seconds)
-
-    def _watch_rate(self, loader: "AdaptiveLoader", step: int) -> None:
-        assert loader.optimizer is not None
-        self._beliefs.rate.observe(step, loader.optimizer)
 
     def _could_pay(self, loader: "AdaptiveLoader", step: int, second_moment: float) -> bool:
         """Whether adaptive draws may be chosen at all; else nothing depends on how much noise there is."""
@@ -320,8 +313,7 @@ class AutoRefresh(StepCounter):
             return least <= self._worth
         assert loader.scorer is not None
         seconds = self._costs.taken_from_training(score_name(loader.scorer), loader)
-        lasting = in_use(LASTING * self._interval(step), self._beliefs.rate.steps_left)
-        cost = seconds / (lasting * step_seconds)
+        cost = seconds / (LASTING * self._interval(step) * step_seconds)
         return least * (1 + cost) <= self._worth or least * (1 + cost / _DEARER) < CLEARLY * self._worth
 
     def _num_gradients(self, loader: "AdaptiveLoader", step: int) -> int:
@@ -353,7 +345,7 @@ class AutoRefresh(StepCounter):
         indices = draw_examples(loader.sampler, self.num_steps + 1, self._num_audited)
         belief = NoiseBelief()  # decisions do not depend on who asks
         self._measure_noise(loader, indices.split(loader.scoring_chunk_size), belief)
-        noise = replace(self._beliefs, noise=belief).noise_at(loader.batch_size)
+        noise = belief.at(loader.batch_size)
         larger = noise.larger_batch_factor(4, step_seconds, self._example_seconds)
         self.last = replace(last, noise_scale=noise.measured_scale, larger_batch_factor=larger)
         return self.last
@@ -369,13 +361,13 @@ class AutoRefresh(StepCounter):
             return options
 
         def refreshing(scorer: ExampleScorer, fresh: float, cheaper: int = 1) -> Option:
-            aging, name, steps_left = self._beliefs.aging, score_name(scorer), self._beliefs.rate.steps_left
+            aging, name = self._beliefs.aging, score_name(scorer)
             in_steps = self._costs.taken_from_training(name, loader) / step_seconds / cheaper
             if loader.overlap == 0:
-                best = plan(found.noise, aging, fresh, in_steps, interval, steps_left)
+                best = plan(found.noise, aging, fresh, in_steps, interval)
             else:
                 wait = self._costs.steps_beside(name, loader, step_seconds)
-                best = plan_beside(found.noise, aging, found.now, fresh, in_steps, wait, interval, steps_left)
+                best = plan_beside(found.noise, aging, found.now, fresh, in_steps, wait, interval)
             soon = best.interval if loader.overlap == 0 else None
             return Option("refresh", best.factor, fresh, best.noise_left, scorer, soon)
 
@@ -427,7 +419,6 @@ class AutoRefresh(StepCounter):
             staleness=None if self._refreshed_at is None else step - self._refreshed_at,
             time_factor=best.factor,
             larger_batch_factor=noise.larger_batch_factor(4, step_seconds, self._example_seconds),
-            rate_ends=self._beliefs.rate.ends,
         )
 
     def _rescore(self, loader: "AdaptiveLoader", scorer: ExampleScorer, noise: Noise) -> float:

@@ -1,4 +1,4 @@
-"""What `AutoRefresh` holds true between looks: how noisy gradients are, how fast scores age, what the rate will do.
+"""What `AutoRefresh` holds true between looks: how noisy gradients are, and how fast scores age.
 
 A look is a small sample: of 256 examples three may carry all of the gradient. So what it says is averaged with what
 is believed already, each counted by how much it can know.
@@ -6,11 +6,10 @@ is believed already, each counted by how much it can know.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dasgrad.training.forecast import Noise
-from dasgrad.training.rates import RateBelief
 
 USUAL_NOISE, MOST_NOISE = 4.0, 32.0
 """N/B before anything is known, and the most that is believed: optimizers that take their step from the noise do not
@@ -103,27 +102,22 @@ class AgingBelief:
 
 @dataclass
 class Beliefs:
-    """All of them."""
+    """Both of them."""
 
     noise: NoiseBelief
     aging: AgingBelief
-    rate: RateBelief
 
     @classmethod
     def usual(cls) -> "Beliefs":
         """Before anything is known."""
-        return cls(NoiseBelief(), AgingBelief(), RateBelief())
-
-    def noise_at(self, batch_size: int) -> Noise:
-        """Of batches of that size, under the learning rate's schedule."""
-        return replace(self.noise.at(batch_size), power=self.rate.power)
+        return cls(NoiseBelief(), AgingBelief())
 
     def least_factor(self, second_moment_left: float, batch_size: int) -> float:
         """What draws that leave such a share of the second moment now make of the time, whatever the noise is.
 
         The more noise there is the more they win: so it is what they make of it where noise is all that is believed.
         """
-        most = replace(self.noise.most(batch_size), power=self.rate.power)
+        most = self.noise.most(batch_size)
         return most.steps_factor(self.aging.on_average(most.of_second_moment(second_moment_left)))
 
     def state_dict(self) -> dict[str, Any]:
@@ -133,5 +127,4 @@ class Beliefs:
     @classmethod
     def from_state_dict(cls, state_dict: Mapping[str, Any]) -> "Beliefs":
         """From `state_dict`."""
-        noise, aging = NoiseBelief(**state_dict["noise"]), AgingBelief(**state_dict["aging"])
-        return cls(noise, aging, RateBelief(**state_dict["rate"]))
+        return cls(NoiseBelief(**state_dict["noise"]), AgingBelief(**state_dict["aging"]))

@@ -39,14 +39,7 @@ class Plan:
     """Time to it, scoring included."""
 
 
-def in_use(num_steps: float, steps_left: float) -> float:
-    """Steps that scores made for so many are used for, and paid by, where training ends after ``steps_left``."""
-    return max(1.0, min(num_steps, steps_left))
-
-
-def plan(
-    noise: Noise, aging: AgingBelief, fresh: float, in_steps: float, interval: int, steps_left: float = math.inf
-) -> Plan:
+def plan(noise: Noise, aging: AgingBelief, fresh: float, in_steps: float, interval: int) -> Plan:
     """The best of scoring at the next look and of scoring more often.
 
     Args:
@@ -55,19 +48,17 @@ def plan(
         fresh: noise that new scores leave.
         in_steps: what scoring all examples takes.
         interval: steps from look to look.
-        steps_left: of training; scores are in use no longer.
     """
     shortest = max(LEAST_BETWEEN, in_steps / MOST_BETWEEN) / interval
     tried = [1.0]
     while tried[-1] > shortest:
         tried.append(max(shortest, tried[-1] / FINER))
-    tried[1:] = [looks for looks in tried[1:] if looks * interval < steps_left]
     plans = []
     for looks in tried:
         left = aging.on_average(fresh, looks)
         steps = noise.steps_factor(left)
         lasting = LASTING if looks == 1 else 1
-        cost = in_steps / in_use(lasting * looks * interval, steps_left)
+        cost = in_steps / (lasting * looks * interval)
         plans.append(Plan(max(1, math.ceil(looks * interval)), looks, left, steps, steps * (1 + cost)))
     return min(plans, key=lambda one: one.factor)
 
@@ -80,7 +71,6 @@ def plan_beside(
     in_steps: float,
     wait: int,
     interval: int,
-    steps_left: float = math.inf,
 ) -> Plan:
     """To score at the next look beside training, for scores that take effect ``wait`` steps later.
 
@@ -92,9 +82,8 @@ def plan_beside(
         in_steps: what training loses by scoring all examples.
         wait: steps.
         interval: steps from look to look.
-        steps_left: of training.
     """
-    lasting = in_use(LASTING * interval, steps_left)
+    lasting = LASTING * interval
     late = min(1.0, wait / lasting)
     left = late * min(1.0, now) + (1 - late) * aging.on_average(fresh)
     steps = noise.steps_factor(left)

@@ -37,8 +37,6 @@ class Diagnosis:
     """Predicted time to the same loss, relative to uniform draws, until the next look or scoring; below 1 is sooner."""
     larger_batch_factor: float | None = None
     """The same of uniform draws in batches four times as large; None where the noise was not measured."""
-    rate_ends: bool = False
-    """Whether the learning rate is taken to fall to 0, which leaves less to win."""
     reason: str = ""
     """Where something else than the forecast decided: what."""
 
@@ -101,8 +99,6 @@ class Diagnosis:
             words = "adaptive draws would not pay for themselves"
         else:
             words = f"the same loss in {self.time_factor:.0%} of the time of uniform draws"
-        if self.rate_ends:
-            words = f"under a learning rate that is to fall to 0, {words}"
         if self.larger_batch_factor is None:
             return f"{words}."
         best = min(self.time_factor, 1.0)

@@ -36,6 +36,5 @@ def examine(loader: "AdaptiveLoader") -> Diagnosis:
         noise_left=found.now,
         time_factor=factor if loader.sampler.refreshed else 1.0,
         larger_batch_factor=larger,
-        rate_ends=found.noise.power > 1,
         reason=f"rescored every {loader.refresh_interval} steps",
     )

@@ -7,8 +7,7 @@ the same loss changes by the factor
 
     (1 + r N/B)/(1 + N/B) · (seconds a step, scoring included)/(seconds a step).
 
-It is a model: it orders choices, and is not a promise. It is of a rate that goes as far as noise lets it; under a
-schedule that falls to 0 less is saved (`dasgrad.training.rates`).
+It is a model: it orders choices, and is not a promise.
 """
 
 from dataclasses import dataclass
@@ -26,18 +25,13 @@ class Noise:
     batch_size: int
     is_measured: bool = True
     """Not merely what is usual."""
-    power: float = 1.0
-    """That the share of the steps which less noise saves is taken to, by what the learning rate does."""
 
     def steps_factor(self, noise_left: float) -> float:
         """Steps to the same loss, relative to uniform draws, where a share of the noise is left."""
         if self.scale == float("inf"):
-            return self._under_schedule(noise_left)
+            return noise_left
         share = self.scale / self.batch_size
-        return self._under_schedule((1 + noise_left * share) / (1 + share))
-
-    def _under_schedule(self, factor: float) -> float:
-        return factor if self.power == 1 or factor >= 1 else 1 - float((1 - factor) ** self.power)
+        return (1 + noise_left * share) / (1 + share)
 
     def pays_at(self, noise_left: float, worth: float, cost: float) -> float:
         """The step s from which on draws that leave such noise take at most that share of uniform draws' time.
