@@ -93,6 +93,17 @@ def build_pictures() -> Problem:
     return replace(cifar10.build_problem(), chunk_size=8000)
 
 
+IMDB = Case(
+    "IMDB, logistic regression on bags of words",
+    imdb.build_problem,
+    num_steps=4000,
+    learning_rates=(2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
+    falling_rates=(0.05, 0.1, 0.2, 0.5, 1.0),
+    cosine_rates=(5e-3, 1e-2, 2e-2, 5e-2, 1e-1),
+    weight_decay=1e-4,
+    # Frozen scores divide by eps where a word has not been seen yet.
+    scorer={"preconditioner": "own"},
+)
 CASES: Mapping[str, Case] = {
     "rare": Case(
         "rare events: is it a 3? MNIST with 1 % of 3s, MLP 784-32-1",
@@ -100,6 +111,7 @@ CASES: Mapping[str, Case] = {
         num_steps=4000,
         learning_rates=(1e-3, 2e-3, 5e-3, 1e-2, 2e-2),
         falling_rates=(0.02, 0.05, 0.1, 0.2, 0.5),
+        cosine_rates=(2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
         weight_decay=1e-4,
     ),
     "mnist": Case(
@@ -108,20 +120,11 @@ CASES: Mapping[str, Case] = {
         num_steps=6000,
         learning_rates=(1e-3, 2e-3, 5e-3, 1e-2, 2e-2),
         falling_rates=(0.02, 0.05, 0.1, 0.2, 0.5),
-        cosine_rates=(2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
-        weight_decay=1e-4,
-    ),
-    "imdb": Case(
-        "IMDB, logistic regression on bags of words",
-        imdb.build_problem,
-        num_steps=4000,
-        learning_rates=(2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
-        falling_rates=(0.05, 0.1, 0.2, 0.5, 1.0),
         cosine_rates=(5e-3, 1e-2, 2e-2, 5e-2, 1e-1),
         weight_decay=1e-4,
-        # Frozen scores divide by eps where a word has not been seen yet.
-        scorer={"preconditioner": "own"},
     ),
+    "imdb": IMDB,
+    "imdb-l2": replace(IMDB, title=f"{IMDB.title}, ten times the L2 term", weight_decay=1e-3),
     "hopeless": Case(
         "nothing to win: IMDB with rows of length 1",
         build_hopeless,
