@@ -34,7 +34,7 @@ class Variant:
     preconditioner: str = "own"
     momentum: bool = False
     floor: float = 0.3
-    stratified: Literal["none", "batch", "pass"] = "pass"
+    stratified: Literal["none", "batch", "pass", "run"] = "run"
 
 
 VARIANTS = [
@@ -49,7 +49,8 @@ VARIANTS = [
     Variant("own, floor 0.2", floor=0.2),
     Variant("own, floor 0.5", floor=0.5),
     Variant("own, floor 0.7", floor=0.7),
-    Variant("own, draws stratified by batch", stratified="batch"),
+    Variant("own, draws spread over a pass", stratified="pass"),
+    Variant("own, draws spread over a batch", stratified="batch"),
     Variant("own, independent draws", stratified="none"),
 ]
 
