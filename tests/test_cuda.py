@@ -247,6 +247,26 @@ def test_the_same_uniforms_draw_the_same_on_the_gpu(targeted, floor):
         torch.testing.assert_close(weights, found_weights.cpu(), rtol=1e-14, atol=0)
 
 
+@pytest.mark.parametrize("targeted", [False, True])
+def test_draws_balanced_over_a_run_are_those_of_the_cpu(targeted):
+    """Their accounts are in plain memory; through a refresh, an update and a state that is loaded elsewhere."""
+    target = torch.arange(1000.0).div(499_500).double() if targeted else None
+    samplers = [dasgrad.AdaptiveSampler(1000, 48, target=target, seed=2, device=device) for device in ("cpu", "cuda")]
+    changes = [
+        lambda sampler: sampler.refresh(torch.linspace(0, 3, 1000)),
+        lambda sampler: sampler.update([3, 999], [7.0, 0.0]),
+        lambda sampler: sampler.load_state_dict(sampler.state_dict()),
+    ]
+    for change in changes:
+        for sampler in samplers:
+            change(sampler)
+        for _ in range(20):
+            (indices, weights), (found, found_weights) = (sampler.draw() for sampler in samplers)
+            assert found.device.type == found_weights.device.type == "cuda"
+            assert torch.equal(indices, found.cpu())
+            assert torch.equal(weights, found_weights.cpu())
+
+
 @pytest.mark.parametrize("stratified", ["none", "batch", "pass", "run"])
 def test_draws_on_the_gpu_follow_p(stratified):
     """Chi-square on 10⁶ draws, by search and then from the tree."""

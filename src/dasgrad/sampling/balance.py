@@ -9,12 +9,13 @@ nearly regular intervals, as often as its probability says.
 
 Nothing of that needs the shares to stay as they are. When scores change, credits stay, and what the old draws owe the
 new ones pay: this is what reshuffled epochs have, that what one batch does wrong the others undo, kept through every
-refresh. And each draw by itself is unbiased: a uniform credit plus any shares is uniform again, modulo 1, so that a
-draw goes left with probability s exactly, whatever came before, at all nodes independently. As in reshuffled epochs
-that is not so given the earlier draws.
+refresh. And each draw by itself is unbiased: a uniform credit plus given shares is uniform again, modulo 1, so that a
+draw goes left with probability s exactly, at all nodes independently. As in reshuffled epochs that is not so given the
+earlier draws, nor given a model that was trained on them.
 
 Credits are integers, in units of 2⁻⁴⁴: nothing rounds, so that draws made ahead can be taken back to the last bit, and
-are the same in C++, in torch operations and on every device.
+are the same in C++ and in torch operations. They stay in plain memory, also for draws on a GPU: a walk goes through all
+levels one after the other, which there takes hundreds of calls, more than the draws take here.
 """
 
 from __future__ import annotations
@@ -36,16 +37,14 @@ class Credits:
     """Of all nodes that have children; random ones are made when they are first needed.
 
     Args:
-        num_examples: leaves of the tree.
-        device: where it lives.
+        num_examples: leaves of the tree, which is in plain memory.
     """
 
-    def __init__(self, num_examples: int, device: torch.device) -> None:
+    def __init__(self, num_examples: int) -> None:
         self._lengths: list[int] = []  # by the level of the children, the leaves' parents first
         while num_examples > 1:
             num_examples = (num_examples + 1) // 2
             self._lengths.append(num_examples)
-        self._device = device
         self._seed = 0
         self._credits: Tensor | None = None
 
@@ -77,8 +76,8 @@ class Credits:
 
     def _walk(self, credits: Tensor, odds: Odds, num: int) -> Tensor:
         """All draws at once, level by level: where the k-th visit of a node goes is told by its credit and k alone."""
-        positions = torch.zeros(num, dtype=torch.int64, device=self._device)
-        visits = torch.arange(num, dtype=torch.int64, device=self._device)  # of the node, before this one
+        positions = torch.zeros(num, dtype=torch.int64)
+        visits = torch.arange(num)  # of the node, before this one
         for level, of_parents in reversed(list(enumerate(credits.split(self._lengths)))):
             shares = odds.left_shares(level, positions)
             credit = of_parents.index_select(0, positions).add_(visits * shares)
@@ -92,10 +91,9 @@ class Credits:
 
     def _existing(self) -> Tensor:
         if self._credits is None:
-            generator = torch.Generator(self._device).manual_seed(self._seed)
+            generator = torch.Generator().manual_seed(self._seed)
             with torch.inference_mode(False):  # else draws while scoring would make credits that others cannot write to
-                shape = (sum(self._lengths),)
-                self._credits = torch.randint(WHOLE, shape, generator=generator, device=self._device)
+                self._credits = torch.randint(WHOLE, (sum(self._lengths),), generator=generator)
         return self._credits
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,50 +103,61 @@ class Credits:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         credits = state_dict["credits"]
-        self._seed, self._credits = state_dict["seed"], None if credits is None else credits.to(self._device, copy=True)
+        self._seed, self._credits = state_dict["seed"], None if credits is None else credits.to("cpu", copy=True)
 
 
 class BalancedDraws:
     """Balanced draws of batch after batch, made for several at once as long as the odds stay as they are.
 
+    What is drawn goes to a device, which is not waited for.
+
     Args:
         batch_size: B.
         num_examples: n.
-        device: of draws.
+        device: of draws and weights.
     """
+
+    odds: Odds | None = None
+    """What draws go by, in plain memory; to be changed between `put_back` and the next draw. None: nothing is drawn."""
 
     def __init__(self, batch_size: int, num_examples: int, device: torch.device) -> None:
         self._batch_size = batch_size
-        self._credits = Credits(num_examples, device)
+        self._device = device
+        self._credits = Credits(num_examples)
         self._forget()
 
     def _forget(self) -> None:
-        self._odds: Odds | None = None  # of those made ahead:
-        self._made: list[tuple[Tensor, Tensor]] = []  # the next one last
+        self._indices_KB = torch.empty(0, dtype=torch.int64)  # made ahead
+        self._made: list[tuple[Tensor, Tensor]] = []  # those not handed out yet, on the device, the next one last
         self._num_to_make = 1  # batches, the next time
 
-    def draw_batch(self, odds: Odds) -> tuple[Tensor, Tensor]:
-        """The next B draws and their weights; odds that change meanwhile must be announced by `put_back`."""
+    def draw_batch(self) -> tuple[Tensor, Tensor]:
+        """The next B draws and their weights."""
         if not self._made:
-            indices, weights = self._draw(self._num_to_make, odds)
-            self._odds, self._made = odds, list(zip(indices.unbind(), weights.unbind(), strict=True))[::-1]
+            self._indices_KB, weights_KB = self._draw(self._num_to_make)
+            rows = (part.unbind() for part in self._to_device(self._indices_KB, weights_KB))
+            self._made = list(zip(*rows, strict=True))[::-1]
             self._num_to_make = min(2 * self._num_to_make, max(1, ahead.AHEAD // self._batch_size))
         return self._made.pop()
 
-    def draw_batches(self, num: int, odds: Odds) -> tuple[Tensor, Tensor]:
+    def draw_batches(self, num: int) -> tuple[Tensor, Tensor]:
         """What as many calls of `draw_batch` give, ``[num, B]``."""
         self.put_back()
-        return self._draw(num, odds)
+        return self._to_device(*self._draw(num))
 
-    def _draw(self, num_batches: int, odds: Odds) -> tuple[Tensor, Tensor]:
-        indices, weights = self._credits.draw(odds, num_batches * self._batch_size)
+    def _draw(self, num_batches: int) -> tuple[Tensor, Tensor]:
+        assert self.odds is not None
+        indices, weights = self._credits.draw(self.odds, num_batches * self._batch_size)
         return indices.view(num_batches, -1), weights.view(num_batches, -1)
 
+    def _to_device(self, indices: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        return indices.to(self._device, non_blocking=True), weights.to(self._device, non_blocking=True)
+
     def put_back(self) -> None:
-        """Let it be as if nothing was made ahead; before the odds change."""
+        """Let it be as if nothing was made ahead."""
         if self._made:
-            assert self._odds is not None
-            self._credits.take_back(self._odds, torch.cat([indices for indices, _ in self._made]))
+            assert self.odds is not None
+            self._credits.take_back(self.odds, self._indices_KB[-len(self._made) :].flatten())
         self._forget()
 
     def restart(self, seed: int) -> None:

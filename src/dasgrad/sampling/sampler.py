@@ -74,7 +74,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             in a row. A refresh ends that, and it begins anew. ``"run"`` keeps account of what each example is owed
             through every refresh and update, so that over the whole run it comes at nearly regular intervals; before
             the first refresh it is ``"pass"``. With both, as in reshuffled epochs, each batch is unbiased, but not
-            given the earlier ones. None is ``"run"``, and ``"pass"`` on CUDA, where the accounts take many more calls.
+            given the earlier ones. The accounts of ``"run"`` are kept in plain memory, wherever draws live.
         seed: of the sampler's own generator; the global one is never touched.
         device: where masses, draws and weights live.
 
@@ -99,7 +99,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         target: Tensor | Sequence[float] | None = None,
         floor: float = 0.2,
         epsilon: float = 0.0,
-        stratified: Stratified | None = None,
+        stratified: Stratified = "run",
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -107,8 +107,6 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"`AdaptiveSampler({name}=...)` must be a positive integer, got {value!r}.")
         _check_floor(floor, epsilon)
-        if stratified is None:
-            stratified = "pass" if torch.device(device).type == "cuda" else "run"
         if stratified not in ("none", "batch", "pass", "run"):
             raise ValueError(
                 f"`AdaptiveSampler(stratified=...)` must be 'none', 'batch', 'pass' or 'run', got {stratified!r}."
@@ -169,6 +167,13 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             yield
             self._mixture = None
             self._draws.forget_lookups()
+            self._balance_by_odds()
+
+    def _balance_by_odds(self) -> None:
+        """Give balanced draws the present odds; here and not when they draw, since a copy waits for a device."""
+        if self._balanced is not None:
+            balances = self._tree.known_total >= _LEAST_TOTAL
+            self._balanced.odds = self._odds.in_plain_memory() if balances else None
 
     @property
     def target(self) -> Tensor:
@@ -294,8 +299,8 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         with LOCK:
             if num != self.batch_size:
                 return self._draws.draw_others(num, self._locate_)
-            if self._balanced is not None and self._tree.known_total >= _LEAST_TOTAL:
-                return self._balanced.draw_batch(self._odds)
+            if self._balanced is not None and self._balanced.odds is not None:
+                return self._balanced.draw_batch()
             return self._draws.draw_batch(self._locate_)
 
     def draw_batches(self, num: int) -> tuple[Tensor, Tensor]:
@@ -303,8 +308,8 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         if not isinstance(num, int) or isinstance(num, bool) or num < 1:
             raise ValueError(f"`draw_batches(num=...)` must be a positive integer, got {num!r}.")
         with LOCK:
-            if self._balanced is not None and self._tree.known_total >= _LEAST_TOTAL:
-                return self._balanced.draw_batches(num, self._odds)
+            if self._balanced is not None and self._balanced.odds is not None:
+                return self._balanced.draw_batches(num)
             return self._draws.draw_batches(num, self._locate_)
 
     @property
@@ -417,6 +422,7 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         with LOCK:
             self._tree.load_state_dict(state_dict["tree"])  # the last one that can refuse
             self._draws, self._balanced, self._refreshed, self._mixture = draws, balanced, refreshed, None
+            self._balance_by_odds()
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self._options().items())
