@@ -10,7 +10,8 @@ import torch
 from dasgrad.training import AutoRefresh, Costs, cadence
 from dasgrad.training import auto as auto_module
 from dasgrad.training.beliefs import LEAST_KEPT, USUAL_AGING, AgingBelief
-from dasgrad.training.cadence import LASTING, LEAST_BETWEEN, MOST_BETWEEN, plan, plan_beside
+from dasgrad.training.cadence import LASTING, LEAST_BETWEEN, MOST_BETWEEN, RENEWING, plan, plan_beside, renewal
+from dasgrad.training.findings import HARDLY, Option, choose
 from dasgrad.training.forecast import Noise, second_moment_left
 from training.auto_runs import NUM_EXAMPLES, build, train
 
@@ -72,8 +73,12 @@ def test_scores_that_lose_all_at_once_do_not_look_good_on_average():
 
 def forecast(share, fresh, in_steps, interval, looks):
     left = AgingBelief(share).on_average(fresh, looks)
-    lasting = LASTING if looks == 1 else 1
-    return NOISE.steps_factor(left) * (1 + in_steps / (lasting * looks * interval))
+    lasting = min(LASTING * interval if looks == 1 else looks * interval, renewal(in_steps, promise(fresh)))
+    return NOISE.steps_factor(left) * (1 + in_steps / lasting)
+
+
+def promise(fresh):
+    return 1 - NOISE.steps_factor(min(1.0, fresh))
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.7, 0.99, 1.6, 9.0])
@@ -115,6 +120,31 @@ def test_scores_that_age_fast_are_made_as_often_as_is_allowed():
     assert plan(NOISE, AgingBelief(0.99), 0.1, 100.0, 400).interval == 400
 
 
+def test_renewing_scores_takes_a_share_of_what_they_win():
+    assert renewal(30.0, 0.5) == 30 / (RENEWING * 0.5)
+    assert renewal(0.1, 0.5) == LEAST_BETWEEN
+    assert renewal(30.0, 0.0) == renewal(30.0, -0.1) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("keep", "refresh", "renew", "decision"),
+    [
+        (0.5, 0.5, False, "keep"),
+        (0.5, 0.5 - HARDLY, False, "refresh"),
+        (0.5, 0.6, True, "refresh"),
+        (0.5, 0.9, True, "keep"),  # not worth it
+        (0.5, None, True, "keep"),  # not affordable
+        (0.9, 0.6, True, "refresh"),
+        (0.9, 0.95, True, "off"),
+        (None, 0.6, False, "refresh"),
+    ],
+)
+def test_scores_at_hand_are_kept_unless_they_are_to_be_renewed(keep, refresh, renew, decision):
+    factors = {"off": 1.0, "keep": keep, "refresh": refresh}
+    options = [Option(name, factor, 0.1, 0.1) for name, factor in factors.items() if factor is not None]
+    assert choose(options, 0.85, renew=renew).decision == decision
+
+
 # --- between looks ----------------------------------------------------------------------------------------
 
 
@@ -154,6 +184,41 @@ def test_scores_that_do_not_last_are_made_anew_between_looks(fleeting, monkeypat
     steps, looks, _ = fleeting(1500, 4.0)
     assert len(steps) > 4
     assert set(steps) <= set(looks)
+
+
+@pytest.fixture
+def lasting(monkeypatch):
+    """Scores are found to last for ever; a run gives the steps of refreshes."""
+
+    def lose_nothing(self, *args):
+        self.share = 0.0
+
+    monkeypatch.setattr(AgingBelief, "observe", lose_nothing)
+    monkeypatch.setattr(AgingBelief, "forget", lose_nothing)
+
+    def run(num_steps, seconds, **options):
+        steps = []
+        auto = AutoRefresh(costs=Costs(step=1.0, example=seconds / NUM_EXAMPLES), num_audited=32)
+        parts = build(auto, **options)
+        parts[2].on_refresh(lambda event: steps.append(event.step))
+        train(*parts, num_steps)
+        return steps, parts[2]
+
+    return run
+
+
+def test_scores_that_seem_to_do_are_renewed_for_a_share_of_what_they_win(lasting, monkeypatch):
+    steps, loader = lasting(3000, 20.0)
+    after = renewal(20.0, 1 - loader.counter._beliefs.noise.at(loader.batch_size).steps_factor(0.0))
+    apart = [late - early for early, late in itertools.pairwise(steps) if early > 500]
+    assert min(apart) >= after > LEAST_BETWEEN  # nothing wins more than if it left no noise
+    assert max(apart) < 3 * after
+    monkeypatch.setattr(cadence, "RENEWING", 1e-9)
+    assert len(lasting(3000, 20.0)[0]) < len(steps) / 2
+
+
+def test_scores_beside_training_are_not_renewed(lasting):
+    assert len(lasting(3000, 20.0, overlap="auto")[0]) < len(lasting(3000, 20.0)[0]) / 2
 
 
 def test_scoring_between_looks_takes_no_more_than_its_share(fleeting):

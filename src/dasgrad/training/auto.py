@@ -5,7 +5,7 @@ time allows: their exact scores, what the scores in use and fresh ones leave of 
 noise is. With the measured cost of a step and of scoring, `dasgrad.training.forecast` says what each choice would take
 to the same loss: score all examples anew, by the exact score or a cheaper one; keep the scores at hand; or draw
 uniformly. Scores age with the logarithm of time (a model changes as much between steps 1,000 and 2,000 as between 100
-and 200), which is why looks are spaced so; where they age faster, they are made anew between looks.
+and 200), so looks are spaced like that; between them scores are made anew where they age faster, and once in a while.
 """
 
 import math
@@ -23,7 +23,7 @@ from torch import Tensor
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.names import score_name
 from dasgrad.training.beliefs import ENOUGH, Beliefs, NoiseBelief
-from dasgrad.training.cadence import LASTING, plan, plan_beside
+from dasgrad.training.cadence import LASTING, LEAST_BETWEEN, plan, plan_beside, renewal
 from dasgrad.training.costs import Costs, ScoringCosts
 from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.findings import HARDLY, Found, Option, choose, draw_examples
@@ -133,6 +133,8 @@ class AutoRefresh(StepCounter):
             step_seconds = self._step_seconds()
             if step_seconds is not None:  # else no batch has come back yet
                 self._look(loader, step_seconds)
+                renewed_at = max(self._renewed_at(loader, step_seconds), self.num_steps + 1 + LEAST_BETWEEN)
+                self._next_look = min(self._next_look, math.ceil(min(renewed_at, sys.maxsize)))
         except (torch.OutOfMemoryError, MemoryError) as error:
             self._failure = "scoring ran out of memory"
             warnings.warn(
@@ -177,7 +179,7 @@ class AutoRefresh(StepCounter):
         self._num_looked_at = self._affordable(loader, interval * step_seconds)
         found = self.audit(loader, step, self._num_looked_at)
         options = self._options(loader, found, step_seconds, interval)
-        best = choose(options, self._worth)
+        best = choose(options, self._worth, renew=self._renewed_at(loader, step_seconds) <= step)
         if self._costs.given is not None:
             self._look_seconds = _GRADIENTS * self._costs.given.example * self._num_looked_at
         elif not first:  # when much is done that does not come again, as is trying out what a score costs
@@ -188,6 +190,13 @@ class AutoRefresh(StepCounter):
         assert self._look_seconds is not None
         self._next_audit = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
         self._next_look = self._next_audit if best.interval is None else min(self._next_audit, step + best.interval)
+
+    def _renewed_at(self, loader: "AdaptiveLoader", step_seconds: float) -> float:
+        """The step at which scores in use are made anew although they seem to do."""
+        if self._refreshed_at is None or loader.overlap != 0:
+            return math.inf
+        in_steps = self.seconds_of(score_name(self._scorer(loader)), loader) / step_seconds
+        return self._refreshed_at + renewal(in_steps, self._promise)
 
     def _affordable_at(self, loader: "AdaptiveLoader", step_seconds: float, by: ExampleScorer | None = None) -> float:
         """The step from which on all examples may be scored once more, by the present tier or another."""
@@ -219,7 +228,8 @@ class AutoRefresh(StepCounter):
             now = aging.age(self._left_then, looks)
             left = aging.on_average(now, again.looks)
             best = Option("keep", noise.steps_factor(left), now, left)
-            if again.factor <= min(self._worth, best.factor - HARDLY):
+            renew = self._renewed_at(loader, step_seconds) <= step
+            if again.factor <= (self._worth if renew else min(self._worth, best.factor - HARDLY)):
                 before = sampler.weights if self._affordable_at(loader, step_seconds) <= step else None
         if not in_use or (before is None and looks == 1):
             aging.forget()

@@ -5,6 +5,10 @@ examples by heart at a constant learning rate is another matter: it moves to and
 win within a few hundred steps, however long it was trained. There they are made a few times from look to look, where
 the forecast says that it pays; and each time tells more of what an example is like in the long run
 (`dasgrad.training.memory`).
+
+And scores in use are made anew now and then although they seem to do. The forecast goes by what they leave on average,
+on the examples of a look; it does not see an example that comes back once in a while with the largest weight, and what
+it does to a model at a large learning rate.
 """
 
 import math
@@ -17,6 +21,8 @@ LASTING = 2
 """Looks over which the cost of a refresh is spread: its scores mostly outlast the first."""
 MOST_BETWEEN = 0.2
 """Of the time of the steps: what scoring between looks may take."""
+RENEWING = 0.2
+"""Of what scores win: what making them anew may take although they seem to do."""
 FINER = 1.25
 """Times as often: what is tried next."""
 LEAST_BETWEEN = 64
@@ -39,6 +45,16 @@ class Plan:
     """Time to it, scoring included."""
 
 
+def renewal(in_steps: float, promise: float) -> float:
+    """Steps after which scores in use are made anew although they seem to do.
+
+    Args:
+        in_steps: what scoring all examples takes.
+        promise: the share of the time that fresh scores would save if they cost nothing.
+    """
+    return max(LEAST_BETWEEN, in_steps / (RENEWING * promise)) if promise > 0 else math.inf
+
+
 def plan(noise: Noise, aging: AgingBelief, fresh: float, in_steps: float, interval: int) -> Plan:
     """The best of scoring at the next look and of scoring more often.
 
@@ -54,11 +70,12 @@ def plan(noise: Noise, aging: AgingBelief, fresh: float, in_steps: float, interv
     while tried[-1] > shortest:
         tried.append(max(shortest, tried[-1] / FINER))
     plans = []
+    longest = renewal(in_steps, 1 - noise.steps_factor(min(1.0, fresh)))
     for looks in tried:
         left = aging.on_average(fresh, looks)
         steps = noise.steps_factor(left)
         lasting = LASTING if looks == 1 else 1
-        cost = in_steps / (lasting * looks * interval)
+        cost = in_steps / min(longest, lasting * looks * interval)
         plans.append(Plan(max(1, math.ceil(looks * interval)), looks, left, steps, steps * (1 + cost)))
     return min(plans, key=lambda one: one.factor)
 

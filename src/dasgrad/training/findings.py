@@ -63,11 +63,18 @@ def draw_examples(sampler: AdaptiveSampler, step: int, number: int) -> Tensor:
     return sampler.from_target(torch.rand(size, generator=generator, dtype=torch.float64).to(sampler.device))
 
 
-def choose(options: Sequence[Option], worth: float) -> Option:
-    """The least time; scores at hand where fresh ones are hardly better, uniform draws where nothing is worth it."""
+def choose(options: Sequence[Option], worth: float, *, renew: bool = False) -> Option:
+    """The least time; scores at hand where fresh ones are hardly better, uniform draws where nothing is worth it.
+
+    Args:
+        options: one or none of each decision.
+        worth: the share of uniform draws' time that adaptive ones may take.
+        renew: fresh scores rather than those at hand, where they are worth it.
+    """
     by_decision = {option.decision: option for option in options}
     best = min(options, key=lambda option: option.factor)
-    keep = by_decision.get("keep")
-    if keep is not None and best.decision == "refresh" and keep.factor < best.factor + HARDLY:
-        best = keep
+    keep, refresh = by_decision.get("keep"), by_decision.get("refresh")
+    if keep is not None and refresh is not None and best is not by_decision["off"]:
+        renew &= refresh.factor <= worth
+        best = refresh if renew or keep.factor >= refresh.factor + HARDLY else keep
     return by_decision["off"] if best.factor > worth else best
