@@ -249,7 +249,7 @@ def test_the_same_uniforms_draw_the_same_on_the_gpu(targeted, floor):
 
 @pytest.mark.parametrize("targeted", [False, True])
 def test_draws_balanced_over_a_run_are_those_of_the_cpu(targeted):
-    """Their accounts are in plain memory; through a refresh, an update and a state that is loaded elsewhere."""
+    """Their accounts are in plain memory; through a refresh, an update and a state that is loaded."""
     target = torch.arange(1000.0).div(499_500).double() if targeted else None
     samplers = [dasgrad.AdaptiveSampler(1000, 48, target=target, seed=2, device=device) for device in ("cpu", "cuda")]
     changes = [

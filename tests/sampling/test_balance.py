@@ -263,6 +263,41 @@ def test_draws_are_made_for_more_and_more_batches_until_scores_change(monkeypatc
     assert lengths[5:] == [1, 2]
 
 
+def test_another_default_device_changes_nothing():
+    samplers = [dasgrad.AdaptiveSampler(40, 4, seed=1) for _ in range(2)]
+    drawn = []
+    for sampler, device in zip(samplers, ("cpu", "meta"), strict=True):
+        with torch.device(device):
+            drawn.append([sampler.draw()[0] for _ in range(15)])
+            sampler.refresh([1.0 + k for k in range(40)])
+            drawn[-1] += [sampler.draw()[0] for _ in range(9)]
+            sampler.update([3], [9.0])
+            drawn[-1] += [*sampler.draw_batches(3)[0], sampler.draw(3)[0]]
+    assert all(map(torch.equal, *drawn))
+
+
+def test_a_copy_of_the_masses_in_plain_memory_goes_along_with_every_change():
+    """As where draws live on a GPU; here both are in plain memory."""
+    sampler, other = (dasgrad.AdaptiveSampler(40, 4, seed=1, floor=0.1) for _ in range(2))
+    sampler._trees += (SegmentTree(torch.zeros(40)),)
+    scores = torch.arange(40.0)
+    changes = [
+        lambda sampler: sampler.refresh(scores),
+        lambda sampler: sampler.update([3, 7], [9.0, 0.0]),
+        lambda sampler: setattr(sampler, "floor", 0.4),
+        lambda sampler: sampler.load_state_dict(sampler.state_dict()),
+        lambda sampler: sampler.forget(),
+        lambda sampler: sampler.refresh(scores.flip(0)),
+    ]
+    for change in changes:
+        for one in (sampler, other):
+            change(one)
+        assert sampler._balanced.odds is None or sampler._balanced.odds.tree is sampler._trees[1]
+        assert torch.equal(*(tree.masses for tree in sampler._trees))
+        for _ in range(7):
+            assert torch.equal(sampler.draw()[0], other.draw()[0])
+
+
 def test_a_change_that_is_refused_changes_no_draw():
     samplers = [dasgrad.AdaptiveSampler(50, 5, stratified="run", seed=4) for _ in range(2)]
     for sampler in samplers:

@@ -233,7 +233,7 @@ def make_order(num_slices: int, num_batches: int, generator: torch.Generator) ->
         keys = torch.rand((num_slices, num_batches), device=generator.device, generator=generator)
         return keys.argsort(dim=1).t().contiguous()
     # Five times as fast as sorting keys, which would cost more than all else that a large batch's draws do.
-    seed = int(torch.randint(2**63 - 1, (), generator=generator))
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device="cpu"))
     orders = np.tile(np.arange(num_batches), (num_slices, 1))
     shuffled = np.random.Generator(np.random.PCG64(seed)).permuted(orders, axis=1)
     return torch.from_numpy(np.ascontiguousarray(shuffled.T))

@@ -76,8 +76,8 @@ class Credits:
 
     def _walk(self, credits: Tensor, odds: Odds, num: int) -> Tensor:
         """All draws at once, level by level: where the k-th visit of a node goes is told by its credit and k alone."""
-        positions = torch.zeros(num, dtype=torch.int64)
-        visits = torch.arange(num)  # of the node, before this one
+        positions = torch.zeros(num, dtype=torch.int64, device="cpu")
+        visits = torch.arange(num, device="cpu")  # of the node, before this one
         for level, of_parents in reversed(list(enumerate(credits.split(self._lengths)))):
             shares = odds.left_shares(level, positions)
             credit = of_parents.index_select(0, positions).add_(visits * shares)
@@ -93,7 +93,7 @@ class Credits:
         if self._credits is None:
             generator = torch.Generator().manual_seed(self._seed)
             with torch.inference_mode(False):  # else draws while scoring would make credits that others cannot write to
-                self._credits = torch.randint(WHOLE, (sum(self._lengths),), generator=generator)
+                self._credits = torch.randint(WHOLE, (sum(self._lengths),), generator=generator, device="cpu")
         return self._credits
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class BalancedDraws:
         self._forget()
 
     def _forget(self) -> None:
-        self._indices_KB = torch.empty(0, dtype=torch.int64)  # made ahead
+        self._indices_KB = torch.empty(0, dtype=torch.int64, device="cpu")  # made ahead
         self._made: list[tuple[Tensor, Tensor]] = []  # those not handed out yet, on the device, the next one last
         self._num_to_make = 1  # batches, the next time
 
@@ -151,6 +151,8 @@ class BalancedDraws:
         return indices.view(num_batches, -1), weights.view(num_batches, -1)
 
     def _to_device(self, indices: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        if self._device.type == "cuda":  # else a copy may wait for all work before it
+            indices, weights = indices.pin_memory(), weights.pin_memory()
         return indices.to(self._device, non_blocking=True), weights.to(self._device, non_blocking=True)
 
     def put_back(self) -> None:

@@ -27,10 +27,6 @@ class Odds:
     floor: float
     """λ."""
 
-    def in_plain_memory(self) -> Odds:
-        """The same, copied there from a device."""
-        return Odds(self.tree.to("cpu"), None if self.target is None else self.target.to("cpu"), self.floor)
-
     def weights_of(self, indices: Tensor) -> Tensor:
         """W = π/p of some examples with πᵢ > 0, ``[k]``; no device is waited for."""
         shares = None if self.target is None else self.target.masses_of(indices)

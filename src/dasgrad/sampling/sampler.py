@@ -129,6 +129,11 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             check_simplex(target, "AdaptiveSampler(target=...)")
             self._target_tree = SegmentTree(target)
         self._tree = SegmentTree(torch.zeros(num_examples, dtype=torch.float64, device=device))
+        self._trees: tuple[SegmentTree, ...] = (self._tree,)
+        self._plain_target = self._target_tree
+        if stratified == "run" and self.device.type != "cpu":  # balanced draws go by a copy in plain memory
+            self._trees += (self._tree.to("cpu"),)
+            self._plain_target = None if self._target_tree is None else self._target_tree.to("cpu")
         self._refreshed = False
         self._mixture: cumulative_sums.Mixture | None = None
         self._draws, self._balanced = self._make_draws()
@@ -170,10 +175,10 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             self._balance_by_odds()
 
     def _balance_by_odds(self) -> None:
-        """Give balanced draws the present odds; here and not when they draw, since a copy waits for a device."""
+        """Give balanced draws the present odds."""
         if self._balanced is not None:
             balances = self._tree.known_total >= _LEAST_TOTAL
-            self._balanced.odds = self._odds.in_plain_memory() if balances else None
+            self._balanced.odds = Odds(self._trees[-1], self._plain_target, self._floor) if balances else None
 
     @property
     def target(self) -> Tensor:
@@ -234,13 +239,15 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             checked = self._check_scores(through(checked), self.num_examples, "refresh")
         masses = self.target * (checked + self.epsilon)
         with self._changing():
-            self._tree.rebuild(masses)
+            for tree in self._trees:
+                tree.rebuild(masses)
             self._refreshed = True
 
     def forget(self) -> None:
         """Forget all scores: draws follow the target, with weights 1, until the next `refresh`."""
         with self._changing():
-            self._tree.rebuild(torch.zeros_like(self.target))
+            for tree in self._trees:
+                tree.rebuild(torch.zeros_like(self.target))
             self._refreshed = False
 
     def update(self, indices: Tensor | Sequence[int], scores: Tensor | Sequence[float]) -> None:
@@ -267,7 +274,8 @@ class AdaptiveSampler(Sampler[list[Draw]]):
         else:
             masses = (checked + self.epsilon) * self._target_tree[indices]
         with self._changing():
-            self._tree.update(indices, masses)
+            for tree in self._trees:
+                tree.update(indices, masses)
 
     def _check_scores(self, scores: Tensor | Sequence[float], length: int, method: str) -> Tensor:
         scores = torch.as_tensor(scores, dtype=torch.float64, device=self.device).detach()
@@ -420,7 +428,8 @@ class AdaptiveSampler(Sampler[list[Draw]]):
             balanced.load_state_dict(state_dict["balance"])
         refreshed = bool(state_dict["refreshed"])
         with LOCK:
-            self._tree.load_state_dict(state_dict["tree"])  # the last one that can refuse
+            for tree in self._trees:
+                tree.load_state_dict(state_dict["tree"])  # the first is the last thing that can refuse
             self._draws, self._balanced, self._refreshed, self._mixture = draws, balanced, refreshed, None
             self._balance_by_odds()
 

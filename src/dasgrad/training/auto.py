@@ -133,8 +133,8 @@ class AutoRefresh(StepCounter):
             step_seconds = self._step_seconds()
             if step_seconds is not None:  # else no batch has come back yet
                 self._look(loader, step_seconds)
-                renewed_at = max(self._renewed_at(loader, step_seconds), self.num_steps + 1 + LEAST_BETWEEN)
-                self._next_look = min(self._next_look, math.ceil(min(renewed_at, sys.maxsize)))
+                renewed_at, step = self._renewed_at(loader, step_seconds), self.num_steps + 1
+                self._next_look = min(self._next_look, renewed_at if renewed_at > step else step + LEAST_BETWEEN)
         except (torch.OutOfMemoryError, MemoryError) as error:
             self._failure = "scoring ran out of memory"
             warnings.warn(
@@ -191,12 +191,12 @@ class AutoRefresh(StepCounter):
         self._next_audit = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
         self._next_look = self._next_audit if best.interval is None else min(self._next_audit, step + best.interval)
 
-    def _renewed_at(self, loader: "AdaptiveLoader", step_seconds: float) -> float:
+    def _renewed_at(self, loader: "AdaptiveLoader", step_seconds: float) -> int:
         """The step at which scores in use are made anew although they seem to do."""
-        if self._refreshed_at is None or loader.overlap != 0:
-            return math.inf
-        in_steps = self.seconds_of(score_name(self._scorer(loader)), loader) / step_seconds
-        return self._refreshed_at + renewal(in_steps, self._promise)
+        name = score_name(self._scorer(loader))
+        if self._refreshed_at is None or loader.overlap != 0 or not self._costs.is_known(name):
+            return sys.maxsize
+        return self._refreshed_at + renewal(self.seconds_of(name, loader) / step_seconds, self._promise)
 
     def _affordable_at(self, loader: "AdaptiveLoader", step_seconds: float, by: ExampleScorer | None = None) -> float:
         """The step from which on all examples may be scored once more, by the present tier or another."""

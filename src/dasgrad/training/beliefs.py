@@ -71,8 +71,12 @@ class AgingBelief:
     share: float = USUAL_AGING
 
     def observe(self, left_before: float, left_now: float, number: float, looks: float = 1.0) -> None:
-        """Noise left so many looks ago and now, the latter by so many examples that count."""
+        """Noise left so many looks ago and now, the latter by so many examples that count.
+
+        They count less over a part of a look, for which chance weighs more.
+        """
         if left_before < 1:
+            number *= min(1.0, looks)
             kept = min(1.0, max(-MOST_HARM, (1 - left_now) / (1 - left_before)))
             slowest = LEAST_KEPT**looks
             found = 1 - kept ** (1 / looks) if kept >= slowest else 1 - LEAST_KEPT + (slowest - kept) / looks

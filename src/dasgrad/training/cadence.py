@@ -12,6 +12,7 @@ it does to a model at a large learning rate.
 """
 
 import math
+import sys
 from dataclasses import dataclass
 
 from dasgrad.training.beliefs import AgingBelief
@@ -45,14 +46,15 @@ class Plan:
     """Time to it, scoring included."""
 
 
-def renewal(in_steps: float, promise: float) -> float:
-    """Steps after which scores in use are made anew although they seem to do.
+def renewal(in_steps: float, promise: float) -> int:
+    """Steps after which scores in use are made anew although they seem to do; very many where they win nothing.
 
     Args:
         in_steps: what scoring all examples takes.
         promise: the share of the time that fresh scores would save if they cost nothing.
     """
-    return max(LEAST_BETWEEN, in_steps / (RENEWING * promise)) if promise > 0 else math.inf
+    steps = in_steps / (RENEWING * promise) if promise > 0 else math.inf
+    return math.ceil(min(max(LEAST_BETWEEN, steps), sys.maxsize))
 
 
 def plan(noise: Noise, aging: AgingBelief, fresh: float, in_steps: float, interval: int) -> Plan:

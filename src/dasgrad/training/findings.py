@@ -60,7 +60,8 @@ def draw_examples(sampler: AdaptiveSampler, step: int, number: int) -> Tensor:
     """Random examples from the target, the same ones for the same seed and step, more of them after the first."""
     generator = torch.Generator().manual_seed(generators.mix(sampler.seed, 2, step))
     size = min(number, max(2, sampler.num_examples))
-    return sampler.from_target(torch.rand(size, generator=generator, dtype=torch.float64).to(sampler.device))
+    u = torch.rand(size, generator=generator, dtype=torch.float64, device="cpu")
+    return sampler.from_target(u.to(sampler.device))
 
 
 def choose(options: Sequence[Option], worth: float, *, renew: bool = False) -> Option:
