@@ -212,8 +212,8 @@ def test_a_clock_that_jumps_does_no_harm():
 
 def test_measured_costs_decide_on_a_real_clock():
     model, optimizer, loader = build("auto")
-    train(model, optimizer, loader, 40)
-    found = loader.diagnosis()
+    while (found := loader.diagnosis()).decision == "wait" and loader.num_steps < 2000:
+        train(model, optimizer, loader, 40)  # more of them where other work has made a first score slow
     assert found.decision != "wait"
     assert found.step_seconds > 0
     assert found.scoring_seconds > 0
