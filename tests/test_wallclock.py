@@ -69,8 +69,10 @@ def test_curves_must_fit_together():
     with pytest.raises(ValueError, match="one shape"):
         Curves(np.zeros((2, 3)), np.zeros((2, 4)))
     two, three = (Curves(np.ones((n, 2)), np.ones((n, 2))) for n in (2, 3))
-    with pytest.raises(ValueError, match="same number of seeds"):
-        crossing.compare_times(two, three, 1)
+    with pytest.raises(
+        ValueError, match="as many seeds as there are targets, at least 2, got 2 targets and 2, 3 seeds"
+    ):
+        crossing.compare_times(two, [three], np.ones(2))
 
 
 def falling(seconds_a_step, seeds):
@@ -80,8 +82,13 @@ def falling(seconds_a_step, seeds):
     return Curves(np.tile(seconds_a_step * steps, (len(seeds), 1)), 10 - steps + noise[:, None])
 
 
+def compare(ours, peer, *others, point=4, **options):
+    """To the loss of the peer at a point of its curves."""
+    return crossing.compare_times(ours, (peer, *others), peer.losses[:, point], **options)
+
+
 def test_a_method_twice_as_fast_takes_half_the_time_whatever_seeds_have_in_common():
-    found = crossing.compare_times(falling(0.5, range(10)), falling(1.0, range(10)), 4)
+    found = compare(falling(0.5, range(10)), falling(1.0, range(10)))
     assert (found.ours, found.peer, found.ratio) == pytest.approx((2.0, 4.0, 0.5))
     assert (found.low, found.high) == pytest.approx((0.5, 0.5))  # paired: nothing is left of the noise
     assert not found.at_most
@@ -90,15 +97,15 @@ def test_a_method_twice_as_fast_takes_half_the_time_whatever_seeds_have_in_commo
 def test_a_sooner_configuration_of_the_peer_counts():
     """Its time, to the target that the first one sets; a later one changes nothing."""
     ours, peer, sooner, later = (falling(speed, range(10)) for speed in (0.5, 1.0, 0.8, 2.0))
-    alone = crossing.compare_times(ours, peer, 4)
-    found = crossing.compare_times(ours, peer, 4, sooner)
+    alone = compare(ours, peer)
+    found = compare(ours, peer, sooner)
     assert found.ours == alone.ours
     assert found.ratio == pytest.approx(alone.ratio / 0.8, rel=0.05)
-    assert crossing.compare_times(ours, peer, 4, later) == alone
+    assert compare(ours, peer, later) == alone
 
 
 def test_other_seeds_show_what_chance_does():
-    found = crossing.compare_times(falling(1.0, range(100, 110)), falling(1.0, range(10)), 4)
+    found = compare(falling(1.0, range(100, 110)), falling(1.0, range(10)))
     assert found.low < 1 < found.high
     assert found.low > 0.8
     assert found.high < 1.2
@@ -106,14 +113,16 @@ def test_other_seeds_show_what_chance_does():
 
 def test_a_method_that_never_crosses_is_infinitely_slow():
     flat = falling(1.0, range(10))
-    found = crossing.compare_times(Curves(flat.seconds, np.full_like(flat.losses, 9.0)), flat, 4)
+    found = compare(never := Curves(flat.seconds, np.full_like(flat.losses, 9.0)), flat)
     assert (found.ours, found.ratio, found.low, found.high) == (math.inf,) * 4
+    neither = crossing.compare_times(never, [never], flat.losses[:, 4])
+    assert (neither.ratio, neither.low, neither.high) == (math.inf,) * 3
 
 
 def test_an_interval_may_end_at_infinity():
     losses = np.array([[10.0, 0.0]] * 5 + [[10.0, 8.5]] * 5)
     seconds = np.tile([0.0, 1.0], (10, 1))
-    found = crossing.compare_times(Curves(seconds, losses), Curves(seconds, np.tile([10.0, 4.0], (10, 1))), 1)
+    found = compare(Curves(seconds, losses), Curves(seconds, np.tile([10.0, 4.0], (10, 1))), point=1)
     assert found.high == math.inf
     assert found.low < found.ratio
 
@@ -122,14 +131,12 @@ def test_budgets_are_interpolated_in_their_logarithm():
     """Losses 3 − log₂(budget): ours, one lower everywhere, needs half the budget."""
     seconds = np.tile([1.0, 2.0, 4.0], (5, 1))
     uniform = 3 - np.log2(seconds)
-    found = crossing.compare_times(Curves(seconds, uniform - 0.5), Curves(seconds, uniform), 1, log=True)
+    found = compare(Curves(seconds, uniform - 0.5), Curves(seconds, uniform), point=1, log=True)
     assert found.ratio == pytest.approx(2**-0.5)
-    bound = crossing.compare_times(Curves(seconds, uniform - 1.5), Curves(seconds, uniform), 1, log=True)
+    bound = compare(Curves(seconds, uniform - 1.5), Curves(seconds, uniform), point=1, log=True)
     assert bound.ratio == pytest.approx(0.5)
     assert bound.at_most
-    assert (
-        crossing.compare_times(Curves(seconds, uniform + 1.5), Curves(seconds, uniform), 1, log=True).ratio == math.inf
-    )
+    assert compare(Curves(seconds, uniform + 1.5), Curves(seconds, uniform), point=1, log=True).ratio == math.inf
 
 
 def test_values_at_equal_time_stop_where_a_run_ended():

@@ -12,8 +12,8 @@ if not (ROOT / "benchmarks").exists():
     pytest.skip("needs the repository", allow_module_level=True)
 sys.path.append(str(ROOT))
 
-from benchmarks.wallclock.campaign import SOONEST, UNIFORM, Choice, Comparison  # noqa: E402 - on the path since above
-from benchmarks.wallclock.rows import _equal_loss, _stopped_early, compare  # noqa: E402
+from benchmarks.wallclock.campaign import AUTO, FIXED, SOONEST, UNIFORM, Choice, Comparison  # noqa: E402 - on the path since above
+from benchmarks.wallclock.rows import _equal_loss, _stopped_early, compare, compare_with_fixed  # noqa: E402
 from benchmarks.wallclock.table import make_table, show  # noqa: E402
 
 
@@ -45,6 +45,22 @@ def test_accuracy_at_the_target_is_that_when_both_have_the_same_training_loss():
     assert set(_equal_loss(comparison, "slow", compare(comparison, "slow")).values()) == {None}
     below = replace(compare(comparison, "ours"), at_most=True)
     assert set(_equal_loss(comparison, "ours", below).values()) == {None}
+
+
+def test_auto_is_compared_with_the_best_fixed_interval_at_uniforms_loss():
+    """Uniform has a loss of 2 after 2 s, the fixed interval after 1 s, auto after 1.5 s."""
+
+    def runs(*losses):
+        curves = {"seconds": [0.0, 1.0, 2.0, 3.0, 4.0], "train_loss": list(losses)}
+        return [[{"curves": curves}]] * 3
+
+    sides = {AUTO: runs(4, 3, 1, 1, 1), FIXED: runs(4, 2, 2, 2, 2)}
+    comparison = compare_runs(uniform=runs(4, 3, 2, 1, 0), **sides)
+    found = compare_with_fixed(comparison, AUTO)
+    assert (found.ratio, found.low, found.high) == pytest.approx((1.5, 1.5, 1.5))
+    assert compare(comparison, AUTO).ratio == pytest.approx(0.75)
+    assert compare_with_fixed(comparison, FIXED) is None
+    assert compare_with_fixed(compare_runs(uniform=runs(4, 3, 2, 1, 0), **{AUTO: sides[AUTO]}), AUTO) is None
 
 
 def test_one_who_stops_early_has_the_accuracy_at_the_least_held_out_loss_of_uniforms_budget():
@@ -106,6 +122,7 @@ def test_tables_say_never_and_at_most():
         "at_most": False,
         "scoring_share": 0.1,
         "clock": "cpu",
+        "draws": "adaptive:auto",
         "accuracy_at_target_difference": None,
         "stopped_seconds": None,
     }
@@ -115,6 +132,8 @@ def test_tables_say_never_and_at_most():
     assert "∞ [1, ∞]" in page
     assert "lr 0.1*" in page
     assert "processor time" in page
+    assert "budget ×" not in page
+    assert "× best fixed" not in page
     found = {"ratio": 0.5, "low": 0.4, "high": 0.6, "at_most": True}
     found |= {"accuracy_at_target_difference": 0.02, "accuracy_at_target_low": -0.01, "accuracy_at_target_high": 0.05}
     found |= {"accuracy_stopped_difference": 0.03, "accuracy_stopped_low": -0.02, "accuracy_stopped_high": 0.04}
@@ -123,3 +142,8 @@ def test_tables_say_never_and_at_most():
     assert "| +0.03 [-0.02, +0.04], 0.5 s, uniform 1.25 s |" in page
     assert "≤ 0.5 [0.4, 0.6]" in page
     assert "| +0.02 [-0.01, +0.05] |" in page
+    fixed = {"fixed_ratio": 1.25, "fixed_low": 1.0, "fixed_high": math.inf}
+    page = "\n".join(make_table([row | fixed, row | {"method": FIXED, "draws": "adaptive:300"}]))
+    assert "| 1.25 [1, ∞] |" in page
+    assert "| 0.1, 32, J = 300 |" in page
+    assert "| 0.1, 32 |" in page

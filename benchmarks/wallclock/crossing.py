@@ -1,5 +1,6 @@
 """When a curve first comes down to a target, and how two such times compare over seeds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,51 +64,53 @@ def first_crossings(positions: Array, losses: Array, targets: Array) -> Array:
     return np.where(below.any(1), start + share * (end - start), np.inf)
 
 
-def compare_times(ours: Curves, peer: Curves, target_point: int, *others: Curves, log: bool = False) -> Ratio:
-    """Time of ours over that of the peer or of the first of ``others``, each to the peer's loss at ``target_point``.
+def compare_times(ours: Curves, rivals: Sequence[Curves], targets: Array, *, log: bool = False) -> Ratio:
+    """Time of ours to a loss over that of the rival that is first there.
 
     Every resample of seeds has its own mean curves and its own target.
 
     Args:
         ours: of the method.
-        peer: of the best uniform configuration, on the same seeds.
-        target_point: the column of the peer's curves that is its budget.
-        others: configurations of the peer that may be there sooner than it is itself.
+        rivals: of one or more configurations, on the same seeds.
+        targets: ``[S]``, the loss to come down to, of each seed.
         log: interpolate in the logarithm of seconds.
 
     Raises:
         ValueError: for fewer than two seeds, or sides that differ in their number.
     """
-    num_seeds = len(peer.losses)
-    if num_seeds < 2 or any(len(side.losses) != num_seeds for side in (ours, *others)):
+    num_seeds = len(targets)
+    if num_seeds < 2 or any(len(side.losses) != num_seeds for side in (ours, *rivals)):
         raise ValueError(
-            "all sides must have the same number of seeds, at least 2, got "
-            f"{', '.join(str(len(side.losses)) for side in (ours, peer, *others))}."
+            f"all sides must have as many seeds as there are targets, at least 2, got {num_seeds} targets and "
+            f"{', '.join(str(len(side.losses)) for side in (ours, *rivals))} seeds."
         )
 
     def both(shares: Array) -> tuple[Array, Array]:
-        mine, *theirs = (_times(side, peer, shares, target_point, log) for side in (ours, peer, *others))
+        mine, *theirs = (_times(side, targets, shares, log) for side in (ours, *rivals))
         return mine, np.min(theirs, axis=0)
 
     mine, theirs = both(np.full((1, num_seeds), 1.0 / num_seeds))
     my_times, their_times = both(resample_shares(num_seeds))
-    low, high = quantile_ends(my_times / their_times)
-    target = peer.losses.mean(0)[target_point]
+    low, high = quantile_ends(_ratios(my_times, their_times))
     return Ratio(
         ours=float(mine[0]),
         peer=float(theirs[0]),
-        ratio=float(mine[0] / theirs[0]),
+        ratio=float(_ratios(mine, theirs)[0]),
         low=low,
         high=high,
-        at_most=bool(ours.losses.mean(0)[0] <= target),
+        at_most=bool(ours.losses.mean(0)[0] <= targets.mean()),
     )
 
 
-def _times(side: Curves, peer: Curves, shares: Array, target_point: int, log: bool) -> Array:
+def _ratios(mine: Array, theirs: Array) -> Array:
+    """Infinite where ours never crosses, also where the rival does not."""
+    return np.where(np.isinf(mine), np.inf, np.where(np.isinf(mine), 1.0, mine) / theirs)
+
+
+def _times(side: Curves, targets: Array, shares: Array, log: bool) -> Array:
     """Crossing times ``[R]`` of a side's mean curves under ``[R, S]`` shares of the seeds."""
     seconds = shares @ side.seconds
-    targets = (shares @ peer.losses)[:, target_point]
-    found = first_crossings(np.log(seconds) if log else seconds, shares @ side.losses, targets)
+    found = first_crossings(np.log(seconds) if log else seconds, shares @ side.losses, shares @ targets)
     return np.exp(found) if log else found
 
 

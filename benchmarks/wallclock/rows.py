@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.parts.report import Row
-from benchmarks.wallclock.campaign import SOONEST, UNIFORM, UNIFORM_AGAIN, Comparison
+from benchmarks.wallclock.campaign import AUTO, FIXED, SOONEST, UNIFORM, UNIFORM_AGAIN, Comparison
 from benchmarks.wallclock.crossing import Array, Curves, Ratio, compare_means, compare_times, values_at
 
 HELD_OUT = ("train_loss", "test_loss", "test_accuracy")
@@ -27,9 +27,18 @@ def compare(comparison: Comparison, method: str, column: str | None = None) -> R
 
     ``column`` is the loss; None is the one both sides are tuned for.
     """
-    decayed = comparison.schedule == "cosine"
-    ours, peer, soonest = (_curves(comparison, name, column) for name in (method, UNIFORM, SOONEST))
-    return compare_times(ours, peer, _target_point(comparison), soonest, log=decayed)
+    return _compare_with(comparison, method, (UNIFORM, SOONEST), column)
+
+
+def compare_with_fixed(comparison: Comparison, method: str) -> Ratio | None:
+    """The same over the time of the best fixed interval, for `AUTO` where there is one."""
+    return _compare_with(comparison, method, (FIXED,)) if method == AUTO and FIXED in comparison.choices else None
+
+
+def _compare_with(comparison: Comparison, method: str, rivals: Sequence[str], column: str | None = None) -> Ratio:
+    targets = _curves(comparison, UNIFORM, column).losses[:, _target_point(comparison)]
+    ours, *others = (_curves(comparison, name, column) for name in (method, *rivals))
+    return compare_times(ours, others, targets, log=comparison.schedule == "cosine")
 
 
 def compare_budgets(comparison: Comparison, method: str) -> Ratio:
@@ -38,7 +47,7 @@ def compare_budgets(comparison: Comparison, method: str) -> Ratio:
     last = ours.seconds.shape[1] - 1
     points = [last // 4, last // 2, last]
     ours, peer, soonest = (Curves(side.seconds[:, points], side.losses[:, points]) for side in (ours, peer, soonest))
-    return compare_times(ours, peer, 1, soonest, log=True)
+    return compare_times(ours, (peer, soonest), peer.losses[:, 1], log=True)
 
 
 def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
@@ -73,6 +82,7 @@ def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
         "schedule": comparison.schedule,
         "batches": comparison.batches,
         "method": method,
+        "draws": choice.draws,
         "optimizer": choice.optimizer,
         "lr": choice.lr,
         "lr_at_edge": choice.at_edge,
@@ -90,6 +100,9 @@ def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
         "curve": _mean_curve(comparison, method),
         "peer_curve": _mean_curve(comparison, UNIFORM),
     }
+    fixed = compare_with_fixed(comparison, method)
+    if fixed is not None:
+        row |= {"fixed_ratio": fixed.ratio, "fixed_low": fixed.low, "fixed_high": fixed.high}
     if comparison.schedule == "inverse-sqrt":
         budget = compare_budgets(comparison, method)
         row |= {"budget_ratio": budget.ratio, "budget_low": budget.low, "budget_high": budget.high}

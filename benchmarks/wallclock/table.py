@@ -4,12 +4,14 @@ import math
 from collections.abc import Sequence
 
 from benchmarks.parts.report import Row
+from benchmarks.wallclock.campaign import FIXED
 
 HEAD = (
     "method",
     "lr, batch",
     "seconds to target",
     "× uniform [95 %]",
+    "× best fixed J [95 %]",
     "budget × [95 %]",
     "held-out × [95 %]",
     "scoring",
@@ -32,7 +34,8 @@ def make_table(rows: Sequence[Row]) -> list[str]:
         "is over, with the paired difference from uniform [95 %]; accuracy at the target is that when a method has "
         "uniform's loss, less uniform's when it has it; stopped early, that at the evaluation of least held-out loss "
         "within uniform's budget, on both sides, and when that was. Under cosine decay the seconds are the budget that "
-        "ends at the target, ≤ where the smallest one tried already did. * marks a learning rate at the edge of its "
+        "ends at the target, ≤ where the smallest one tried already did. Every J steps all examples are scored where "
+        "that is fixed; the best of such intervals was chosen in tuning. * marks a learning rate at the edge of its "
         "grid.",
         "",
     ]
@@ -51,24 +54,25 @@ def make_table(rows: Sequence[Row]) -> list[str]:
             f"{first['num_seeds']} seeds{'; processor time of one thread' if first['clock'] == 'cpu' else ''}.",
             "",
         ]
-        keep = [k for k, title in enumerate(HEAD) if budget or not title.startswith("budget")]
-        table = [list(HEAD), ["---"] * len(HEAD), *(_cells(row) for row in chosen)]
+        found = [_cells(row) for row in chosen]
+        keep = [k for k in range(len(HEAD)) if any(cells[k] for cells in found)]
+        table = [list(HEAD), ["---"] * len(HEAD), *found]
         lines += ["| " + " | ".join(cells[k] for k in keep) + " |" for cells in table] + [""]
     return lines[:-1]
 
 
 def _cells(row: Row) -> list[str]:
     sign = "≤ " if row["at_most"] else ""
-    budget = ""
-    if "budget_ratio" in row:
-        budget = f"{show(row['budget_ratio'])} [{show(row['budget_low'])}, {show(row['budget_high'])}]"
+    interval = row["draws"].partition(":")[2]
     return [
         row["method"],
-        f"{row['lr']:g}{'*' if row['lr_at_edge'] else ''}, {row['batch_size']}",
+        f"{row['lr']:g}{'*' if row['lr_at_edge'] else ''}, {row['batch_size']}"
+        + (f", J = {interval}" if row["method"] == FIXED else ""),
         f"{sign}{show(row['ours'])}",
         f"{sign}{show(row['ratio'])} [{show(row['low'])}, {show(row['high'])}]",
-        budget,
-        f"{show(row['held_out_ratio'])} [{show(row['held_out_low'])}, {show(row['held_out_high'])}]",
+        _ratio(row, "fixed"),
+        _ratio(row, "budget"),
+        _ratio(row, "held_out"),
         "–" if row["scoring_share"] is None else f"{row['scoring_share']:.0%}",
         _difference(row, "train_loss"),
         _difference(row, "test_loss"),
@@ -76,6 +80,13 @@ def _cells(row: Row) -> list[str]:
         _signed(row, "accuracy_at_target"),
         _stopped(row),
     ]
+
+
+def _ratio(row: Row, name: str) -> str:
+    """Empty where it is not among the row's."""
+    if f"{name}_ratio" not in row:
+        return ""
+    return "{} [{}, {}]".format(*(show(row[f"{name}_{end}"]) for end in ("ratio", "low", "high")))
 
 
 def _difference(row: Row, name: str) -> str:
