@@ -125,7 +125,12 @@ CASES: Mapping[str, Case] = {
         weight_decay=1e-4,
     ),
     "imdb": IMDB,
-    "imdb-l2": replace(IMDB, title=f"{IMDB.title}, ten times the L2 term", weight_decay=1e-3),
+    "imdb-l2": replace(
+        IMDB,
+        title=f"{IMDB.title}, ten times the L2 term",
+        learning_rates=(1e-3, *IMDB.learning_rates),
+        weight_decay=1e-3,
+    ),
     "hopeless": Case(
         "nothing to win: IMDB with rows of length 1",
         build_hopeless,
