@@ -104,7 +104,7 @@ def compare_times(ours: Curves, rivals: Sequence[Curves], targets: Array, *, log
 
 def _ratios(mine: Array, theirs: Array) -> Array:
     """Infinite where ours never crosses, also where the rival does not."""
-    return np.where(np.isinf(mine), np.inf, np.where(np.isinf(mine), 1.0, mine) / theirs)
+    return np.divide(mine, theirs, out=np.full_like(mine, np.inf), where=np.isfinite(mine))
 
 
 def _times(side: Curves, targets: Array, shares: Array, log: bool) -> Array:
