@@ -432,3 +432,47 @@ def test_the_global_generators_are_untouched():
     for batch in loader:
         train(model, optimizer, batch)
     assert torch.equal(state, torch.get_rng_state())
+
+
+def bare(batch):
+    """The same batch as a user would make it."""
+    return dasgrad.WeightedBatch(batch.data, batch.indices, batch.weights)
+
+
+def test_what_uniform_draws_count_is_at_hand_and_the_same_to_the_bit():
+    losses = torch.randn(3, requires_grad=True)
+    loader = build(dtype=torch.float32, refresh=2)[2]
+    shares = set()
+    for batch in loader:
+        for made in (batch, bare(batch)):
+            assert torch.equal(made.weighted_mean(losses), losses.detach() @ torch.full((3,), 1 / 3))
+        shares.add(id(batch._shares))
+        assert batch.to("meta")._shares.device.type == "meta"
+    assert len(shares) == 1
+    loader.sampler.refresh(torch.arange(12.0))
+    for batch in loader:
+        assert batch._shares is None
+        assert torch.equal(batch.weighted_mean(losses), bare(batch).weighted_mean(losses))
+    loader.sampler.forget()
+    assert all(batch._shares is not None for batch in loader)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_weights_that_were_written_to_count_and_so_does_the_precision_of_losses(dtype):
+    loader = build(dtype=torch.float32)[2]
+    losses = torch.randn(3, dtype=torch.float64).to(dtype)
+    for batch in loader:
+        assert batch.weighted_mean(losses).dtype == torch.promote_types(dtype, torch.float32)
+        before = bare(batch).weighted_mean(losses)
+        batch.weights.mul_(2.0)
+        assert torch.equal(batch.weighted_mean(losses), 2 * before)
+
+
+def test_a_pass_in_inference_mode_comes_before_training():
+    model, optimizer, loader = build(dtype=torch.float32)[:3]
+    with torch.inference_mode():
+        values = [batch.weighted_mean(torch.ones(3)) for batch in loader]
+    assert values == [torch.tensor(1.0)] * 4
+    for batch in loader:
+        train(model, optimizer, batch)
+    assert loader.num_steps == 4

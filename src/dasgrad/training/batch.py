@@ -1,6 +1,6 @@
 """`WeightedBatch`: what a training loop gets: the data, which examples they are, and what they count."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ class WeightedBatch:
     data: Any
     indices: Tensor
     weights: Tensor
+    _shares: Tensor | None = field(default=None, repr=False)
+    """w/B in float32, where a loader has it at hand: the same for all uniform draws."""
 
     @property
     def inputs(self) -> Any:
@@ -63,12 +65,13 @@ class WeightedBatch:
             nested.move(self.data, device, non_blocking),
             self.indices.to(device, non_blocking=non_blocking),
             self.weights.to(device, non_blocking=non_blocking),
+            None if self._shares is None else self._shares.to(device, non_blocking=non_blocking),
         )
 
     def pin_memory(self) -> "WeightedBatch":
         """The batch in page-locked memory."""
         data = nested.map_leaves(lambda leaf: leaf.pin_memory(), self.data)
-        return WeightedBatch(data, self.indices.pin_memory(), self.weights.pin_memory())
+        return WeightedBatch(data, self.indices.pin_memory(), self.weights.pin_memory(), self._shares)
 
     def weighted_mean(self, losses: Tensor) -> Tensor:
         """(1/B) Σ w_b f_b: an unbiased estimate of the target loss, and so is its gradient.
@@ -81,7 +84,15 @@ class WeightedBatch:
         """
         losses = self._check(losses)
         # One node in the graph, where a product and a mean would be two. Autocast leaves a dot product in float32.
-        return torch.dot(losses, self.weights.mul(1 / losses.shape[0]).to(losses))
+        return torch.dot(losses, self._shares_like(losses))
+
+    def _shares_like(self, losses: Tensor) -> Tensor:
+        """w/B, of the weights as they are now."""
+        shares, weights = self._shares, self.weights
+        unwritten = shares is not None and not weights.is_inference() and weights._version == 0
+        if shares is not None and unwritten and losses.dtype is shares.dtype and losses.device == shares.device:
+            return shares
+        return weights.mul(1 / losses.shape[0]).to(losses)
 
     def backward(self, losses: Tensor, optimizer: Optimizer, *, num_accumulated: int = 1) -> Tensor:
         """Add this batch's gradients to the parameters', as the optimizer's weighting asks for.

@@ -155,7 +155,7 @@ class AdaptiveLoader:
             nonfinite=nonfinite,
         )
         self._position = 0  # batches of this pass already handed out
-        self._in_flight: deque[tuple[Tensor, Tensor]] = deque()  # drawn, not yet handed out
+        self._in_flight: deque[tuple[Tensor, Tensor, bool]] = deque()  # drawn, not yet handed out; whether uniformly
         self._replay: deque[tuple[Tensor, Tensor]] = deque()  # draws in flight of a loaded state
         self._resumed = False
         self._pass: object = None  # a mark of the pass that is going on
@@ -164,6 +164,7 @@ class AdaptiveLoader:
         self._columns = columns if direct else None
         self._home = home  # where data and draws are put together
         self._draws_elsewhere = sampler.device != home
+        self._even_shares: Tensor | None = None  # w/B of uniform draws
         self._pin_draws = not direct and pin_memory and torch.accelerator.is_available()
         self._collate = collate_fn or collate
         self._torch_loader: DataLoader[Any] | None = None
@@ -216,6 +217,10 @@ class AdaptiveLoader:
             self._position = 0
             self._replay.clear()
         self._in_flight.clear()
+        if self._even_shares is None:
+            with torch.inference_mode(False):  # else no training step could use them
+                place, num = self.device or self._home, self.batch_size
+                self._even_shares = torch.full((num,), 1 / num, dtype=torch.float32, device=place)
         current = self._pass = object()
         source = self._direct_data() if self._torch_loader is None else self._fetched_data()
         num_batches = len(self)
@@ -232,13 +237,13 @@ class AdaptiveLoader:
 
     def _join(self, data: Any) -> WeightedBatch:
         """The data of the oldest batch in flight with their draws, which are then in flight no more."""
-        indices, weights = self._in_flight.popleft()  # batches come in the order in which they were drawn
+        indices, weights, even = self._in_flight.popleft()  # batches come in the order in which they were drawn
         self._position += 1
         if self._draws_elsewhere:
             indices, weights = indices.to(self._home), weights.to(self._home)
         if self._pin_draws:
             indices, weights = indices.pin_memory(), weights.pin_memory()
-        batch = WeightedBatch(data, indices, weights)
+        batch = WeightedBatch(data, indices, weights, self._even_shares if even else None)
         if self.device is not None:
             batch = batch.to(self.device, non_blocking=True)
         self.start_step()
@@ -261,14 +266,15 @@ class AdaptiveLoader:
 
     def _draws(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The draws of the rest of this pass, each preceded by a refresh where one is due."""
+        sampler, schedule, scored = self.sampler, self._schedule, self.scorer is not None
         for _ in range(self._position, len(self)):
             if self._replay:
-                draw = self._replay.popleft()
+                draw, even = self._replay.popleft(), False  # as far as is known
             else:
-                if self.scorer is not None:
-                    self._schedule.before_draw(self)
-                draw = self.sampler.draw()
-            self._in_flight.append(draw)
+                if scored:
+                    schedule.before_draw(self)
+                draw, even = sampler.draw(), not sampler.refreshed
+            self._in_flight.append((*draw, even))
             self._num_batches += 1
             yield draw
 
@@ -287,7 +293,7 @@ class AdaptiveLoader:
     def start_step(self) -> None:
         """A batch is handed out: the time of its step begins."""
         if self.scorer is not None:
-            beside, stopwatch = bool(self.overlap) and self._rescoring.running, self._schedule.stopwatch
+            stopwatch, beside = self._schedule.stopwatch, self.overlap != 0 and self._rescoring.running
             if stopwatch.is_due(beside):
                 stopwatch.start(self._scoring_device, beside=beside)
 
@@ -422,7 +428,7 @@ class AdaptiveLoader:
 
         Where a scoring goes on beside training, its end is waited for.
         """
-        draws = [*self._in_flight, *self._replay]
+        draws = [*((indices, weights) for indices, weights, _ in self._in_flight), *self._replay]
         return {
             "version": STATE_VERSION,
             "sampler": self.sampler.state_dict(),

@@ -28,7 +28,8 @@ class Stopwatch:
         self._started: Any = None
         self._beside = False
         self._finished: dict[bool, deque[Any]] = {beside: deque(maxlen=KEPT) for beside in (False, True)}
-        self._num_steps = 0
+        self._num_timed = 0
+        self._num_passed_over = 0  # steps from here on that are not timed
 
     def start(self, device: torch.device, *, beside: bool = False) -> None:
         """A batch is handed out, for a model on this device; of several for one step, the first one counts.
@@ -47,17 +48,16 @@ class Stopwatch:
 
     def is_due(self, beside: bool) -> bool:
         """Whether the next step is to be timed, and its time has not begun; on a CPU all are, beside a scoring."""
-        if self._started is not None:
-            return False
-        if self._cuda:
-            return self._num_steps % EVERY_ON_CUDA == 0
-        return beside or self._num_steps % (EVERY if self._num_steps < EVERY * KEPT else EVERY_LATER) == 0
+        return self._started is None and (self._num_passed_over <= 0 or (beside and not self._cuda))
 
     def stop(self) -> None:
         """The optimizer has stepped; a step without a batch of its own is not timed."""
-        self._num_steps += 1
+        self._num_passed_over -= 1
         if self._started is None:
             return
+        self._num_timed += 1
+        every = EVERY if self._num_timed < KEPT else EVERY_LATER
+        self._num_passed_over = (EVERY_ON_CUDA if self._cuda else every) - 1
         if self._cuda:
             finished = torch.cuda.Event(enable_timing=True)
             finished.record()
@@ -71,7 +71,7 @@ class Stopwatch:
         self._started = None
         for times in self._finished.values():
             times.clear()
-        self._num_steps = 0
+        self._num_timed = self._num_passed_over = 0
 
     def seconds(self, *, beside: bool = False) -> float | None:
         """The median of the last steps, alone or beside a scoring; None before the first. Waits for the GPU."""
