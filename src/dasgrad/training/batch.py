@@ -32,8 +32,7 @@ class WeightedBatch:
     data: Any
     indices: Tensor
     weights: Tensor
-    _shares: Tensor | None = field(default=None, repr=False)
-    """w/B in float32, where a loader has it at hand: the same for all uniform draws."""
+    _shares: Tensor | None = field(default=None, init=False, repr=False)
 
     @property
     def inputs(self) -> Any:
@@ -61,17 +60,17 @@ class WeightedBatch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "WeightedBatch":
         """The batch on a device."""
-        return WeightedBatch(
+        batch = WeightedBatch(
             nested.move(self.data, device, non_blocking),
             self.indices.to(device, non_blocking=non_blocking),
             self.weights.to(device, non_blocking=non_blocking),
-            None if self._shares is None else self._shares.to(device, non_blocking=non_blocking),
         )
+        return batch if self._shares is None else with_shares(batch, self._shares.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "WeightedBatch":
         """The batch in page-locked memory."""
         data = nested.map_leaves(lambda leaf: leaf.pin_memory(), self.data)
-        return WeightedBatch(data, self.indices.pin_memory(), self.weights.pin_memory(), self._shares)
+        return with_shares(WeightedBatch(data, self.indices.pin_memory(), self.weights.pin_memory()), self._shares)
 
     def weighted_mean(self, losses: Tensor) -> Tensor:
         """(1/B) Σ w_b f_b: an unbiased estimate of the target loss, and so is its gradient.
@@ -135,3 +134,15 @@ class WeightedBatch:
         if losses.dtype is torch.float32:
             return losses
         return losses.to(torch.promote_types(losses.dtype, torch.float32))
+
+
+def with_shares(batch: WeightedBatch, shares: Tensor | None) -> WeightedBatch:
+    """The batch itself, with w/B in float32 at hand, if not None: then they need not be made in its step."""
+    object.__setattr__(batch, "_shares", shares)
+    return batch
+
+
+def even_shares(batch_size: int, device: torch.device) -> Tensor:
+    """1/B each, as of all uniform draws; good for training, wherever they were made."""
+    with torch.inference_mode(False):
+        return torch.full((batch_size,), 1 / batch_size, dtype=torch.float32, device=device)

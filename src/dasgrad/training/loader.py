@@ -16,7 +16,7 @@ from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.isolation import device_of
 from dasgrad.training import generators
 from dasgrad.training.auto import AutoRefresh
-from dasgrad.training.batch import WeightedBatch
+from dasgrad.training.batch import WeightedBatch, even_shares, with_shares
 from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.examine import examine
 from dasgrad.training.fetching import Rows, SeededBatch, SeededFetches, collate
@@ -218,9 +218,7 @@ class AdaptiveLoader:
             self._replay.clear()
         self._in_flight.clear()
         if self._even_shares is None:
-            with torch.inference_mode(False):  # else no training step could use them
-                place, num = self.device or self._home, self.batch_size
-                self._even_shares = torch.full((num,), 1 / num, dtype=torch.float32, device=place)
+            self._even_shares = even_shares(self.batch_size, self.device or self._home)
         current = self._pass = object()
         source = self._direct_data() if self._torch_loader is None else self._fetched_data()
         num_batches = len(self)
@@ -243,7 +241,7 @@ class AdaptiveLoader:
             indices, weights = indices.to(self._home), weights.to(self._home)
         if self._pin_draws:
             indices, weights = indices.pin_memory(), weights.pin_memory()
-        batch = WeightedBatch(data, indices, weights, self._even_shares if even else None)
+        batch = with_shares(WeightedBatch(data, indices, weights), self._even_shares if even else None)
         if self.device is not None:
             batch = batch.to(self.device, non_blocking=True)
         self.start_step()
