@@ -116,6 +116,18 @@ def test_what_is_done_for_the_first_time_after_waiting_does_not_put_off_the_next
     assert loader.diagnosis().step == 30
 
 
+@pytest.mark.parametrize(("least_price", "step"), [(0.05, 16), (0.4, 34), (10.0, 64)])
+def test_on_a_cpu_the_first_trial_is_put_off_until_all_scores_may_be_affordable(monkeypatch, least_price, step):
+    """All take at least 50 · price steps, a share of 0.6 of the steps so far; nobody waits for longer than 64."""
+    monkeypatch.setattr(costs, "_LEAST_PRICE", least_price)
+    auto, (model, optimizer, loader), _ = build_timed()
+    tried = []
+    try_out = auto._costs.try_out
+    monkeypatch.setattr(auto._costs, "try_out", lambda *args: (tried.append(loader.num_steps + 1), try_out(*args))[1])
+    train(model, optimizer, loader, 80)
+    assert tried[0] == step
+
+
 @pytest.fixture
 def on_a_gpu(monkeypatch):
     """As where a call takes as long as 5 steps; returns the numbers of examples scored, and before which steps."""

@@ -22,8 +22,10 @@ _GROWTH, _GROWTH_ON_CUDA = 8, 64
 """Of trials; on a GPU thousands of examples mostly take no longer than a few, and each trial as long as many steps."""
 _CALL, _FIRST_CALLS = 0.005, 4
 """On a GPU, about: seconds that a chunk takes by its many calls, and how many times that where rules are checked."""
-_PRICE = 1.5
-"""Scoring an example takes about so many times its share of a training step, at most."""
+_PRICE, _LEAST_PRICE = 1.5, 0.05
+"""Scoring an example takes about so many times its share of a training step, at most and at least."""
+_LATEST = 64
+"""The step up to which first trials on a CPU are put off: shares of steps of very few examples say little."""
 _TOO_LONG = 8
 """Times what was known: what takes so long is not believed the first time, when a compiler may have been at work."""
 _MARGIN = 1.5
@@ -121,11 +123,12 @@ class ScoringCosts:
     def start_at(self, loader: "AdaptiveLoader", step_seconds: float, most_scoring: float) -> float:
         """The step from which on first scores are affordable, or all at the price of training where that is soon after.
 
-        On a GPU alone, where trials take as long as hundreds of small steps.
+        So it is on a GPU, where trials take as long as hundreds of small steps. On a CPU it is the first step at which
+        all scores may be affordable: the look that follows a trial then needs none of its own.
         """
         assert loader.scorer is not None
         if not _is_on_cuda(loader.scorer):
-            return 0.0
+            return min(_LATEST, _LEAST_PRICE * loader.sampler.num_examples / loader.batch_size / most_scoring)
         steps = most_scoring * step_seconds
         first, whole = _FIRST_CALLS * _CALL / steps, _seconds_of_all(_suppose(loader, step_seconds), loader) / steps
         return max(first, whole) if whole < 2 * first else first
