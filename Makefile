@@ -11,7 +11,7 @@ BENCHMARKS ?= tree step loop scores tiers
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/dasgrad/*/native/*.cpp)
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/dasgrad/*/native/*.cpp src/dasgrad/*/native/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "dasgrad needs Python 3.11 or newer; call make with PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy

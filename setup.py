@@ -22,8 +22,10 @@ EXTRA_FLAGS = {"dasgrad.scoring.native.measures": VECTOR_FLAGS}
 
 
 def core(name: str) -> Extension:
-    """The library of a module's name, from the source file beside it."""
-    return Extension(name, sources=[f"src/{name.replace('.', '/')}.cpp"], language="c++", optional=True)
+    """The library of a module's name, from the source file beside it and the headers in its folder."""
+    source = Path("src", *name.split(".")).with_suffix(".cpp")
+    headers = sorted(map(str, source.parent.glob("*.h")))
+    return Extension(name, sources=[str(source)], depends=headers, language="c++", optional=True)
 
 
 class BuildCore(build_ext):
