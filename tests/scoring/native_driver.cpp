@@ -47,6 +47,10 @@ void dasgrad_inverse_metric32(const float*, int64_t, double, double, double, flo
 void dasgrad_inverse_metric64(const double*, int64_t, double, double, double, double*);
 void dasgrad_linear_with_squares16(const uint16_t*, int64_t, int64_t, int64_t, const float* const*, float* const*);
 void dasgrad_linear_with_squares32(const float*, int64_t, int64_t, int64_t, const float* const*, float* const*);
+void dasgrad_sparse_linear32(const int64_t*, const int64_t*, const float*, int64_t, int64_t, int64_t, const float*,
+                             const float*, float*);
+void dasgrad_sparse_linear64(const int64_t*, const int64_t*, const double*, int64_t, int64_t, int64_t, const double*,
+                             const double*, double*);
 void dasgrad_linear_with_squares64(const double*, int64_t, int64_t, int64_t, const double* const*, double* const*);
 }
 
@@ -335,8 +339,8 @@ int64_t run(Dense dense, OuterProducts outer, Quadratic quadratic, Linear linear
 }
 
 // Rows of 0 to num_columns entries, every column at most once.
-template <typename Real, typename Own, typename Quadratic>
-int64_t run_sparse(Own own, Quadratic quadratic, double tolerance) {
+template <typename Real, typename Own, typename Quadratic, typename Linear>
+int64_t run_sparse(Own own, Quadratic quadratic, Linear linear, double tolerance) {
   int64_t num_cases = 0;
   for (int64_t examples : {0, 1, 3, 9})
     for (int64_t rows : {1, 2, 5})
@@ -360,6 +364,17 @@ int64_t run_sparse(Own own, Quadratic quadratic, double tolerance) {
               totals.data());
           quadratic(starts.data(), places.data(), values.data(), left.data(), examples, rows, columns,
                     options & 1 ? floor.data() : nullptr, arrays[3], polynomials.data());
+          const Real* bias = options & 2 ? past.data() : nullptr;
+          std::vector<Real> outputs(examples * rows);
+          linear(starts.data(), places.data(), values.data(), examples, rows, columns, offset.data(), bias,
+                 outputs.data());
+          for (int64_t i = 0; i < examples; ++i)
+            for (int64_t o = 0; o < rows; ++o) {
+              double expected = bias ? bias[o] : Real(0);
+              for (int64_t e = starts[i]; e < starts[i + 1]; ++e)
+                expected += double(values[e]) * offset[o * columns + places[e]];
+              check(outputs[i * rows + o], expected, tolerance);
+            }
           for (int64_t i = 0; i < examples; ++i) {
             double expected = 0, polynomial = 0;
             for (int64_t e = starts[i]; e < starts[i + 1]; ++e)
@@ -477,8 +492,8 @@ static int64_t run_all() {
   const int64_t num64 = run<double>(dasgrad_own_dense64, dasgrad_own_outer64, dasgrad_quadratic64,
                                     dasgrad_linear_with_squares64, dasgrad_inverse_metric64,
                                     dasgrad_polynomial64, 1e-12);
-  const int64_t sparse32 = run_sparse<float>(dasgrad_own_sparse32, dasgrad_quadratic_sparse32, 2e-4);
-  const int64_t sparse64 = run_sparse<double>(dasgrad_own_sparse64, dasgrad_quadratic_sparse64, 1e-12);
+  const int64_t sparse32 = run_sparse<float>(dasgrad_own_sparse32, dasgrad_quadratic_sparse32, dasgrad_sparse_linear32, 2e-4);
+  const int64_t sparse64 = run_sparse<double>(dasgrad_own_sparse64, dasgrad_quadratic_sparse64, dasgrad_sparse_linear64, 1e-12);
   return num32 + num64 + sparse32 + sparse64;
 }
 

@@ -143,6 +143,15 @@ def test_sparse_rows_are_scored_as_the_dense_tensor(score):
     torch.testing.assert_close(single(rows, TARGETS).double(), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_sparse_rows_of_another_width_are_refused():
+    _, rows = sparse(INPUTS)
+    wide = dasgrad.SparseRows(rows.indptr, rows.indices, rows.values, rows.num_columns + 100)
+    scorer = dasgrad.ExampleScorer(MODEL, problems.cross_entropy, OPTIMIZER)
+    scorer(rows, TARGETS)  # what is known of the model by now must not let the others in
+    with pytest.raises(ValueError, match="cannot take `SparseRows`"):
+        scorer(wide, TARGETS)
+
+
 class Rows(helpers.Rows):
     """Also yields the index, as data sets of a user's own do."""
 

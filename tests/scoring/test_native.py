@@ -127,6 +127,31 @@ def test_weight_and_bias_of_a_layer_are_measured_at_once(shape, num_threads, dty
 
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("num_outputs", [0, 1, 5])
+@pytest.mark.parametrize("lengths", [[], [0], [3], [0, 0, 4000, 2, 1]])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_sparse_rows_are_multiplied_as_they_are(lengths, num_outputs, num_threads, dtype, with_bias, monkeypatch):
+    monkeypatch.setattr(native, "_worthwhile_threads", lambda entries: num_threads)
+    generator = torch.Generator().manual_seed(0)
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    columns = torch.randint(6, (int(starts[-1]),), generator=generator)  # some more than once
+    values, weight, bias = (
+        torch.randn(size, generator=generator, dtype=torch.float64)
+        for size in (columns.shape, (num_outputs, 6), (num_outputs,))
+    )
+    dense = torch.zeros(len(lengths), 6, dtype=torch.float64)
+    owners = torch.repeat_interleave(torch.arange(len(lengths)), starts.diff())
+    dense.index_put_((owners, columns), values, accumulate=True)
+    wanted = dense @ weight.t() + (bias if with_bias else 0.0)
+    found = native.sparse_linear(starts, columns, values, weight.to(dtype), bias if with_bias else None)
+    assert found.dtype == dtype
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=100 * tolerance)
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 @pytest.mark.parametrize("shape", [(7, 3, 17), (1, 1, 1), (0, 2, 5), (2, 0, 5), (3, 2, 640)])
 def test_sums_of_normalised_inputs_are_those_of_a_layer_norm(shape, num_threads, dtype, monkeypatch):

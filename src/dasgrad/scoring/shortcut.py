@@ -2,11 +2,13 @@
 
 Where a layer's input is the data themselves, reading them is all the cost: logistic regression reads each
 example for the forward pass and once more for (b²)ᵀH^(−1)(x²). But x²H^(−1)ᵀ does not depend on b, and can be
-computed beside x Wᵀ; so can, with momentum, what its product with b is summed to. In a training step of a small model
-each call takes longer than its arithmetic: there weight and bias of a layer are measured in one.
+computed beside x Wᵀ; so can, with momentum, what its product with b is summed to. Sparse data are multiplied as they
+are: torch's sum of embeddings writes down first whose every entry is. In a training step of a small model each call
+takes longer than its arithmetic: there weight and bias of a layer are measured in one.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +31,12 @@ class LinearShortcut:
         self._measures = measures
         self.products: dict[str, tuple[Tensor, Tensor | None]] = {}
 
-    def __call__(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """The layer's output; None where the ordinary way must do, or does as well."""
+    def __call__(self, name: str, x: Any, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """The layer's output on a tensor or `SparseRows`; None where the ordinary way must do, or does as well."""
+        if not isinstance(x, Tensor):
+            fits = x.dim() == 2 and x.num_columns == weight.shape[1] and len(weight) <= native.FEW_OUTPUTS
+            known = fits and native.supports(weight)
+            return native.sparse_linear(x.indptr, x.indices, x.values, weight, bias) if known else None
         if x.dim() != 2 or x.requires_grad or x.dtype != weight.dtype or torch.is_autocast_enabled(x.device.type):
             return None
         quadratic, cross = self._measures[name].polynomial()

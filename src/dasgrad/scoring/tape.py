@@ -332,7 +332,7 @@ class Tape(TorchFunctionMode):
         if self.shortcut is None or id(self._stack[-1].module) not in self._owners[name] or name in self._used:
             return None
         with torch._C.DisableTorchFunction():
-            return self.shortcut(name, input, weight, bias) if isinstance(input, Tensor) else None
+            return self.shortcut(name, input, weight, bias)
 
     def _carry(self, carrier: Carrier) -> None:
         """Follow a tensor without examples, until it meets them; if it does not, its parameters are irregular."""

@@ -243,6 +243,28 @@ def linear_with_squares(
     return outputs.to(x.dtype), squares, crosses
 
 
+def sparse_linear(starts: Tensor, columns: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``[B + 1], [N], [N], [o, k], [o] -> [B, o]``, for few outputs o: x Wᵀ + b in the type of the weight.
+
+    Row i of x has the entries ``starts[i]:starts[i + 1]`` of columns and values.
+    """
+    (num_outputs, num_inputs), num_examples = weight.shape, len(starts) - 1
+    starts, columns, values = starts.contiguous(), columns.contiguous(), values.to(weight.dtype).contiguous()
+    weight, bias = weight.contiguous(), None if bias is None else bias.to(weight.dtype).contiguous()
+    assert starts.dtype == columns.dtype == torch.int64
+    assert all(part is None or part.is_cpu for part in (starts, columns, values, weight, bias))
+    outputs = weight.new_empty(num_examples, num_outputs)
+    function = getattr(library, f"dasgrad_sparse_linear{_BITS[weight.dtype]}")
+    terms = weight.data_ptr(), None if bias is None else bias.data_ptr()
+    firsts, results, entries = _rows(starts), _rows(outputs), (columns.data_ptr(), values.data_ptr())
+
+    def part(first: int, last: int) -> None:
+        function(firsts(first), *entries, last - first, num_outputs, num_inputs, *terms, results(first))
+
+    threads.share_out(part, num_examples, _worthwhile_threads(num_outputs * len(columns)))
+    return outputs
+
+
 def transposed(matrices_B: Tensor) -> Tensor:
     """``[b, m, n] -> [b, n, m]`` in memory; for numbers of four bytes in a fraction of the time of torch's own copy."""
     matrices, (number, num_rows, num_columns) = matrices_B.contiguous(), matrices_B.shape

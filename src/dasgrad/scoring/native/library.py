@@ -14,6 +14,7 @@ _SPARSE = [POINTER] * 4 + [INTEGER] * 3
 _OWN_SPARSE = (None, [*_SPARSE, POINTER, POINTER, POINTER])
 _QUADRATIC_SPARSE = (None, [*_SPARSE, POINTER, POINTER, POINTER])
 _LINEAR = (None, [POINTER, INTEGER, INTEGER, INTEGER, POINTER, POINTER])
+_SPARSE_LINEAR = (None, [*[POINTER] * 3, *[INTEGER] * 3, *[POINTER] * 3])
 _TRANSPOSE = (None, [POINTER, INTEGER, INTEGER, INTEGER, POINTER])
 _NORMALISED = (None, [POINTER, POINTER, INTEGER, INTEGER, INTEGER, ctypes.c_double, POINTER])
 _INVERSE = (None, [POINTER, INTEGER, ctypes.c_double, ctypes.c_double, ctypes.c_double, POINTER])
@@ -88,6 +89,8 @@ library = shared_library.load(
         "dasgrad_quadratic64": _QUADRATIC,
         "dasgrad_rows32": _ROWS,
         "dasgrad_rows64": _ROWS,
+        "dasgrad_sparse_linear32": _SPARSE_LINEAR,
+        "dasgrad_sparse_linear64": _SPARSE_LINEAR,
         "dasgrad_sums_of_products32": _PRODUCTS,
         "dasgrad_sums_of_products64": _PRODUCTS,
         "dasgrad_transpose32": _TRANSPOSE,

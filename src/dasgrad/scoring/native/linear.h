@@ -1,4 +1,4 @@
-// Layers of few outputs on the data themselves, as `linear_with_squares` in measures.cpp.
+// Layers of few outputs on the data themselves, as `linear_with_squares` and `sparse_linear` in measures.cpp.
 
 #pragma once
 
@@ -28,7 +28,10 @@ DASGRAD_INLINE void multiply_rows(const In* const* x, int64_t together, int64_t 
     DASGRAD_UNROLLED
     for (int e = 0; e < kTogether; ++e) {
       load(values[e], x[e] + k);
-      if (kSquared) values[e].square_into(values[e]);
+      if (kSquared)
+        values[e].square_into(values[e]);
+      else  // rows are too short for the machine to see by itself what comes next
+        bring_near(x[e] + k + kTogether * num_inputs);
     }
     DASGRAD_UNROLLED
     for (int o = 0; o < kRows; ++o) {
@@ -114,6 +117,40 @@ void linear(const In* x, int64_t num_examples, const Layer<Real>& layer) {
   if (DASGRAD_HAS_WIDE) return linear_wide(x, num_examples, layer);
   if (DASGRAD_HAS_HALF) return linear_half(x, num_examples, layer);
   linear_narrow(x, num_examples, layer);
+}
+
+// Example e has the entries starts[e] to starts[e + 1] of columns and values.
+template <typename Real>
+DASGRAD_INLINE void multiply_sparse(const int64_t* starts, const int64_t* columns, const Real* values,
+                                    int64_t num_examples, int64_t num_outputs, int64_t num_inputs, const Real* weight,
+                                    const Real* bias, Real* outputs) {
+  for (int64_t e = 0; e < num_examples; ++e)
+    for (int64_t o = 0; o < num_outputs; ++o) {
+      const Real* row = weight + o * num_inputs;
+      double total = bias ? bias[o] : Real(0);
+      for (int64_t begin = starts[e]; begin < starts[e + 1]; begin += kSpan) {
+        const int64_t width = starts[e + 1] - begin < kSpan ? starts[e + 1] - begin : kSpan;
+        const int64_t* at = columns + begin;
+        const Real* value = values + begin;
+        Real sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t k = 0; k < width; ++k) sum += value[k] * row[at[k]];
+        total += sum;
+      }
+      outputs[e * num_outputs + o] = Real(total);
+    }
+}
+
+DASGRAD_CLONES void sparse_linear32(const int64_t* starts, const int64_t* columns, const float* values,
+                                    int64_t num_examples, int64_t num_outputs, int64_t num_inputs, const float* weight,
+                                    const float* bias, float* outputs) {
+  multiply_sparse(starts, columns, values, num_examples, num_outputs, num_inputs, weight, bias, outputs);
+}
+
+DASGRAD_CLONES void sparse_linear64(const int64_t* starts, const int64_t* columns, const double* values,
+                                    int64_t num_examples, int64_t num_outputs, int64_t num_inputs,
+                                    const double* weight, const double* bias, double* outputs) {
+  multiply_sparse(starts, columns, values, num_examples, num_outputs, num_inputs, weight, bias, outputs);
 }
 
 }  // namespace

@@ -25,7 +25,7 @@
 //
 // `linear_with_squares`: a layer of few outputs on the data themselves. Its output x W^T + bias, x^2 Q^T and, with
 // momentum, x C^T, which is all that a frozen metric will need of x, in one reading of x. Here x may be in bfloat16,
-// with everything else in float.
+// with everything else in float. `sparse_linear`: the output alone, of a sparse x.
 //
 // `inverse_metric`: share / (scale sqrt(v) + eps), the metric's inverse, in one pass.
 //
@@ -229,4 +229,16 @@ DASGRAD_EXPORT void dasgrad_quadratic_sparse64(const int64_t* starts, const int6
                                                int64_t num_columns, const double* quadratic, const double* cross,
                                                double* totals) {
   sparse_quadratic64(starts, columns, values, left, num_examples, num_rows, num_columns, quadratic, cross, totals);
+}
+
+DASGRAD_EXPORT void dasgrad_sparse_linear32(const int64_t* starts, const int64_t* columns, const float* values,
+                                            int64_t num_examples, int64_t num_outputs, int64_t num_inputs,
+                                            const float* weight, const float* bias, float* outputs) {
+  sparse_linear32(starts, columns, values, num_examples, num_outputs, num_inputs, weight, bias, outputs);
+}
+
+DASGRAD_EXPORT void dasgrad_sparse_linear64(const int64_t* starts, const int64_t* columns, const double* values,
+                                            int64_t num_examples, int64_t num_outputs, int64_t num_inputs,
+                                            const double* weight, const double* bias, double* outputs) {
+  sparse_linear64(starts, columns, values, num_examples, num_outputs, num_inputs, weight, bias, outputs);
 }
