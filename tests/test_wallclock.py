@@ -17,15 +17,9 @@ if not (ROOT / "benchmarks").exists():
 sys.path.append(str(ROOT))
 
 from benchmarks.wallclock import command, drawing  # noqa: E402 - the repository comes onto the path above
-from benchmarks.wallclock.campaign import (  # noqa: E402
-    Campaign,
-    Settings,
-    _best_of_each_size,
-    _warmed,
-    mean_loss,
-    time_to,
-)
+from benchmarks.wallclock.campaign import Campaign, Settings, _warmed  # noqa: E402
 from benchmarks.wallclock.cases import CASES, make_dense, scale_rows, thin  # noqa: E402
+from benchmarks.wallclock.choosing import choose_config  # noqa: E402
 from benchmarks.wallclock.models import make_perceptron  # noqa: E402
 from benchmarks.wallclock.progress import OutOfTimeError, Progress  # noqa: E402
 from benchmarks.wallclock.store import Store  # noqa: E402
@@ -38,57 +32,6 @@ from dasgrad.experiments.datasets import Split  # noqa: E402
 from dasgrad.experiments.problems import Problem, binary_cross_entropy, count_right_signs  # noqa: E402
 
 # --- tuning -----------------------------------------------------------------------------------------------
-
-
-def test_tuning_takes_the_loss_at_equal_time_and_no_number_for_the_worst():
-    run = {"curves": {"seconds": [0, 2], "train_loss": [4, 2]}}
-    assert mean_loss([run], 1.0, "train_loss") == 3
-    assert mean_loss([run], None, "train_loss") == 2
-    assert mean_loss([{"curves": {"seconds": [0, 2], "train_loss": [4, math.nan]}}], None, "train_loss") == math.inf
-
-
-def test_tuning_takes_the_time_at_which_the_mean_curve_crosses():
-    runs = [{"curves": {"seconds": [0, 2, 4], "train_loss": [4, 2, y]}} for y in (0.5, 1.5)]
-    assert time_to(runs, 3.0, "train_loss") == pytest.approx(1.0)
-    assert time_to(runs, 1.5, "train_loss") == pytest.approx(3.0)
-    assert time_to(runs, 0.9, "train_loss") == math.inf
-
-
-def test_tuning_does_not_take_a_dip_for_the_target():
-    """A curve that is below it for a moment, one that hovers about it, and one that gets there later and stays."""
-    seconds = [0, 1, 2, 3, 4]
-    dips, hovers, stays = (
-        [{"curves": {"seconds": seconds, "train_loss": losses}}]
-        for losses in ([4, 1, 3, 3, 3], [4, 2, 1.5, 2.2, 1.8], [4, 3, 3, 2, 1])
-    )
-    assert time_to(dips, 2.0, "train_loss") == math.inf
-    assert time_to(hovers, 2.0, "train_loss") == pytest.approx(1.0)
-    assert time_to(stays, 2.0, "train_loss") == pytest.approx(3.0)
-    over_fits = [{"curves": {"seconds": seconds, "test_loss": [4, 2, 3, 4, 5]}}]
-    assert time_to(over_fits, 2.0, "test_loss") == pytest.approx(1.0)
-    broken = [{"curves": {"seconds": seconds, "train_loss": [4, 1, math.nan, 1, 1]}}]
-    assert time_to(broken, 2.0, "train_loss") == pytest.approx(3.0)
-
-
-def test_the_first_at_the_target_is_chosen_and_without_a_target_the_lowest(tmp_path):
-    """One is at 2 after a second and stays there; the other is there after two seconds and goes on to 1."""
-    config = RunConfig("rare", "constant", "adam", "reshuffled", 0.001, 8, 0, 8, 4, 64, "cpu", "here")
-    quick, low = config, replace(config, lr=0.003)
-    runs = {
-        quick: [{"curves": {"seconds": [0, 1, 3], "train_loss": [4, 2, 2], "test_loss": [4, 3, 3]}}],
-        low: [{"curves": {"seconds": [0, 2, 3], "train_loss": [4, 2, 1], "test_loss": [4, 1, 5]}}],
-    }
-    shared = {"num_seeds": 2, "num_tuning_seeds": 1, "num_steps": 8, "num_points": 4, "num_rates": None}
-    where = {"device": torch.device("cpu"), "clock": "cpu", "where": "here", "captured": False}
-    settings = Settings(("adam",), (), ("constant",), **shared, batch_sizes=(8,), **where)
-    store, progress = Store(tmp_path / "runs.jsonl"), Progress(minutes=1.0)
-    campaign = Campaign("rare", CASES["rare"], small_problem(), settings, store, progress)
-    assert campaign._choose("constant", runs, 3.0, (8,), target=2.0).lr == quick.lr
-    assert campaign._choose("constant", runs, 3.0, (8,)).lr == low.lr
-    settings = replace(settings, goal="test_loss")
-    campaign = Campaign("rare", CASES["rare"], small_problem(), settings, store, progress)
-    assert campaign._choose("constant", runs, 3.0, (8,), target=2.0).lr == low.lr
-    assert campaign._choose("constant", runs, 3.0, (8,)).lr == quick.lr
 
 
 def test_under_cosine_decay_the_least_budget_that_ends_at_the_target_is_chosen(tmp_path):
@@ -110,7 +53,7 @@ def test_under_cosine_decay_the_least_budget_that_ends_at_the_target_is_chosen(t
     def make_run(config):
         share, own = config.num_steps / 100, config.lr == slow
         losses = [9.0, (4.0 if own else 5.0) - 2 * math.log2(2 * share)]
-        return {"curves": {"seconds": [0.0, share * (2.0 if own else 1.0)], "train_loss": losses, "test_loss": losses}}
+        return {"curves": {"seconds": [0.0, share * (2.0 if own else 1.0)], "train_loss": losses}}
 
     campaign._run = run
     runs = campaign._tuning_runs("cosine", [("adam", "adaptive:auto")], (8,))
@@ -120,27 +63,13 @@ def test_under_cosine_decay_the_least_budget_that_ends_at_the_target_is_chosen(t
     assert {steps for *_, steps in budgets} == {50, 70, 100}
     (curve,) = {tuple(one["curves"]["train_loss"]) for one in runs[next(c for c in runs if c.lr == quick)]}
     assert curve == pytest.approx((5.0, 5 - 2 * math.log2(1.4), 3.0))
-    assert campaign._choose("cosine", runs, 1.0, (8,), target=3.0).lr == quick  # after 1 s, and 2 · 0.7 s
-    assert campaign._choose("cosine", runs, 1.0, (8,), target=2.5).lr == slow  # which alone gets there
-    assert campaign._choose("cosine", runs, 2.0, (8,), target=6.0).lr == slow  # both do at once, and its loss is lower
 
+    def choose(moment, target):
+        return choose_config(runs, "train_loss", moment, target=target, log=True).lr
 
-def test_a_further_seed_is_for_the_best_third_of_each_batch_size():
-    def config(lr, batch_size):
-        return RunConfig("p", "constant", "adam", "reshuffled", lr, batch_size, 0, 1, 1, 1, "cpu", "here")
-
-    runs = {
-        config(lr, size): [{"curves": {"seconds": [0, 1], "train_loss": [9, abs(lr - 5) + size]}}]
-        for lr in range(12)
-        for size in (32, 128)
-    }
-    kept = _best_of_each_size(runs, 1 / 3, "train_loss")
-    assert {(c.batch_size, c.lr) for c in kept} == {(size, lr) for size in (32, 128) for lr in (3, 4, 5, 6)}
-    few = {c: found for c, found in runs.items() if c.lr < 5}
-    assert {c.lr for c in _best_of_each_size(few, 1 / 3, "train_loss")} == {2, 3, 4}
-    assert {
-        c.lr for c in _best_of_each_size(runs, 0.0, "train_loss") if c.batch_size == next(iter(runs)).batch_size
-    } < {c.lr for c in kept}
+    assert choose(1.0, target=3.0) == quick  # after 1 s, and 2 · 0.7 s
+    assert choose(1.0, target=2.5) == slow  # which alone gets there
+    assert choose(2.0, target=6.0) == slow  # both do at once, and its loss is lower
 
 
 # --- what is kept on disk ---------------------------------------------------------------------------------
@@ -219,6 +148,23 @@ def test_captured_steps_are_those_of_an_ordinary_loop(draws, schedule):
     ordinary = train(small_problem(), case, config, device)["curves"]["train_loss"]
     captured = train(small_problem(), case, replace(config, captured=True), device)["curves"]["train_loss"]
     assert captured == pytest.approx(ordinary, rel=1e-6)
+
+
+def test_held_out_examples_are_for_choices_or_for_the_report():
+    """Targets of every second one are turned round: a model that is right about the others is wrong about these."""
+    problem = small_problem()
+    inputs, targets = problem.data.test
+    turned = targets.clone()
+    turned[1::2] = 1 - turned[1::2]
+    problem = replace(problem, data=Split(problem.data.train, (inputs, turned)))
+    config = RunConfig("rare", "constant", "adam", "reshuffled", 0.01, 8, 0, 60, 4, 64, "wall", "here")
+    curves = train(problem, CASES["rare"], config, torch.device("cpu"))["curves"]
+    last = {name: curve[-1] for name, curve in curves.items()}
+    assert last["validation_accuracy"] > 0.8
+    assert last["test_accuracy"] < 0.2
+    assert last["validation_loss"] < last["test_loss"]
+    mean = (last["validation_accuracy"] + 1 - last["test_accuracy"]) / 2
+    assert mean == pytest.approx(last["train_accuracy"])
 
 
 def test_adaptive_draws_that_stand_aside_take_the_steps_of_uniform_ones():

@@ -63,12 +63,12 @@ def test_auto_is_compared_with_the_best_fixed_interval_at_uniforms_loss():
     assert compare_with_fixed(compare_runs(uniform=runs(4, 3, 2, 1, 0), **{AUTO: sides[AUTO]}), AUTO) is None
 
 
-def test_one_who_stops_early_has_the_accuracy_at_the_least_held_out_loss_of_uniforms_budget():
+def test_one_who_stops_early_has_the_accuracy_at_the_least_validation_loss_of_uniforms_budget():
     """The budget ends with the third evaluation of the seed: what comes later does not count, nor what is no number."""
     clocks = [1.0, 1.1]  # seconds from one evaluation to the next, of each seed
 
     def runs(losses, accuracies, slower=1.0):
-        curves = {"train_loss": [4.0, 3.0, 2.0, 1.0, 0.5], "test_loss": losses}
+        curves = {"train_loss": [4.0, 3.0, 2.0, 1.0, 0.5], "validation_loss": losses}
         found = []
         for clock, accuracy in zip(clocks, accuracies, strict=True):
             seconds = [slower * clock * k for k in range(5)]

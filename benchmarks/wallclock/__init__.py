@@ -3,7 +3,9 @@
 Both sides choose optimizer (torch's Adam, AMSGrad or AdamW), learning rate and batch size from the same grids, on
 seeds that are not reported: uniform draws by the training loss at the end of their budget, which sets the target, and
 then all, uniform draws once more, by the time to it; a dip, after which the curve is above it in the mean, does not
-count there. The worse two thirds of a grid are tried on the first of these seeds alone, and three configurations of a
+count there. Other draws must keep uniform's held-out accuracy at the end of that budget, or take the configuration of
+uniform draws: to over-fit sooner is no gain. Every second held-out example is for such choices, the others for what is
+reported. The worse two thirds of a grid are tried on the first of these seeds alone, and three configurations of a
 batch size on more than two. Uniform draws are reshuffled passes, those of a loader without scores: where adaptive ones
 stand aside, both take the same steps. Every batch size gets as many steps T as uniform training takes in the seconds of
 the smallest one's budget.
@@ -17,11 +19,11 @@ the smallest one's budget.
   budgets, in seconds, at which both end at the target, interpolated in log budget; both sides are tuned by that, on the
   first three. For α/√t the same is given beside the time, from T/2, T and 2T.
 - Intervals: 95 % by a bootstrap over seeds that takes the same seeds of both sides, target included.
-- ``--goal held-out`` has both sides tuned for held-out loss instead, and takes the time to uniform's.
+- ``--goal held-out`` has both sides tuned for held-out loss alone, and takes the time to uniform's.
 - Held-out loss and accuracy are compared at the moment when uniform's budget is over; beside them stands the time to
   uniform's held-out loss of that moment, for a lower training loss may be over-fitting.
-- Accuracy is also compared at the evaluation of least held-out loss within uniform's budget, on both sides, as one who
-  stops early would have it; it is chosen on the examples that it is taken of.
+- Accuracy is also compared at the evaluation of least validation loss within uniform's budget, on both sides, as one
+  who stops early would have it.
 - Uniform against itself, on other seeds, stands beside every ratio: what chance alone does.
 - Batch 32 is reported apart, both sides held to it.
 - On a GPU the steps of both sides are taken in a CUDA graph (`CapturedLoop`), but for ``last-layer``; sparse rows are

@@ -1,17 +1,14 @@
 """All runs of one problem: budgets by batch size, tuning, and the runs that are reported."""
 
-import itertools
-import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.wallclock.cases import Case
-from benchmarks.wallclock.crossing import first_crossings, values_at
+from benchmarks.wallclock.choosing import TUNED_BY, Standard, Tried, best_of_each_size, choose_config, mean_of
 from benchmarks.wallclock.progress import Progress
 from benchmarks.wallclock.store import Store
 from benchmarks.wallclock.training import OPTIMIZERS, RunConfig, time_steps, train
@@ -26,8 +23,6 @@ NUM_TUNING_POINTS = 8
 NUM_WARM_UP_STEPS, NUM_WARM_UP_STEPS_ON_CUDA = 20, 600
 """After which `adaptive:auto` has looked for the first time."""
 TIMING_ROUNDS, TIMED_STEPS = 5, 60
-NUM_KEPT = 3
-"""Configurations of each batch size that are tuned on further seeds: after the first the best third, then these."""
 ANY_BATCH, BATCH_32 = "any batch", "batch 32"
 AUTO, FIXED = "adaptive:auto", "adaptive:fixed"
 INTERVALS = ("100", "300", "1000", "never")
@@ -75,6 +70,18 @@ class Choice:
     batch_size: int
     at_edge: bool
     """Whether the learning rate is the first or last of its grid."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Where uniform draws are when their budget is over, on tuning seeds."""
+
+    moment: float
+    """In seconds."""
+    target: float
+    """Their loss."""
+    standard: Standard | None
+    """What others must keep; None where they are tuned for held-out loss itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,13 +178,19 @@ class Campaign:
         moment = statistics.mean(run["curves"]["seconds"][-1] for runs in by_optimizer.values() for run in runs)
         found = {}
         for batches, sizes in self._batch_rules().items():
-            uniform = self._choose(schedule, by_optimizer, moment, sizes)
-            tried = [runs for config, runs in by_optimizer.items() if config.batch_size in sizes]
-            target = min(mean_loss(runs, moment, settings.goal, log=schedule == "cosine") for runs in tried)
-            soonest = self._choose(schedule, by_optimizer, moment, sizes, target)
-            choices = {UNIFORM: uniform, SOONEST: soonest, UNIFORM_AGAIN: soonest}
+            log = schedule == "cosine"
+            tried = {config: runs for config, runs in by_optimizer.items() if config.batch_size in sizes}
+            best = choose_config(tried, self._column, moment, log=log)
+            target = mean_of(tried[best], self._column, moment, log=log)
+            soonest = choose_config(tried, self._column, moment, target=target, log=log)
+            finish = Finish(moment, target, None)
+            if settings.goal == "train_loss":
+                accuracy = mean_of(tried[best], "validation_accuracy", moment, log=log)
+                finish = replace(finish, standard=Standard(accuracy, moment, (best, soonest)))
+            choices = {UNIFORM: self._choice(best)}
+            choices[SOONEST] = choices[UNIFORM_AGAIN] = self._choice(soonest)
             for method in sorted(settings.methods, key=lambda name: name == FIXED):  # which needs the choice of `AUTO`
-                choices[method] = self._tune_method(schedule, method, choices, by_optimizer, (moment, target), sizes)
+                choices[method] = self._tune_method(schedule, method, choices, tried, finish, sizes)
             found[batches] = choices
         return found
 
@@ -186,23 +199,26 @@ class Campaign:
         schedule: str,
         method: str,
         choices: dict[str, Choice],
-        by_optimizer: dict[RunConfig, list[dict[str, Any]]],
-        finish: tuple[float, float],
+        by_optimizer: Tried,
+        finish: Finish,
         sizes: Sequence[int],
     ) -> Choice:
-        """By the time to the loss that uniform draws have at the end of their budget, ``finish`` the two of them."""
-        moment, target = finish
+        """By the time to the loss that uniform draws have at the end of their budget."""
+
+        def choose(runs: Tried, standard: Standard | None) -> Choice:
+            moment, target, log = finish.moment, finish.target, schedule == "cosine"
+            chosen = choose_config(runs, self._column, moment, target=target, standard=standard, log=log)
+            return self._choice(chosen)
+
         if method in OPTIMIZERS:
-            runs = {config: runs for config, runs in by_optimizer.items() if config.optimizer == method}
-            return self._choose(schedule, runs, moment, sizes, target)
+            return choose({config: runs for config, runs in by_optimizer.items() if config.optimizer == method}, None)
         if method == FIXED:  # in which steps, and else as `AUTO`
             auto = choices.get(AUTO, choices[UNIFORM])
             sides = [(auto.optimizer, f"adaptive:{interval}") for interval in INTERVALS]
-            runs = self._tuning_runs(schedule, sides, (auto.batch_size,), (auto.lr,))
-            return replace(self._choose(schedule, runs, moment, sizes, target), at_edge=auto.at_edge)
+            return choose(self._tuning_runs(schedule, sides, (auto.batch_size,), rates=(auto.lr,)), None)
         optimizers = self._settings.optimizers if method == AUTO else (choices[UNIFORM].optimizer,)
-        runs = self._tuning_runs(schedule, [(name, method) for name in optimizers], sizes)
-        return self._choose(schedule, runs, moment, sizes, target)
+        sides = [(name, method) for name in optimizers]
+        return choose(self._tuning_runs(schedule, sides, sizes, standard=finish.standard), finish.standard)
 
     def _batch_rules(self) -> dict[str, tuple[int, ...]]:
         sizes = self._settings.batch_sizes
@@ -222,11 +238,13 @@ class Campaign:
         schedule: str,
         sides: Sequence[tuple[str, str]],
         sizes: Sequence[int],
+        *,
         rates: Sequence[float] | None = None,
+        standard: Standard | None = None,
     ) -> dict[RunConfig, list[dict[str, Any]]]:
         """Runs of all configurations of optimizers and ways to draw, by configuration without seed.
 
-        Those that do badly on the first seed are spared the others.
+        Those that do badly on the first seed, or do not keep the standard on several, are spared the others.
         """
         configs = [
             self._config(schedule, optimizer, draws, lr, size, 0, self._steps[size], NUM_TUNING_POINTS)
@@ -241,7 +259,7 @@ class Campaign:
             for config in found:
                 found[config].append(runs[replace(config, seed=seed)])
             share = 1 / 3 if seed == TUNING_SEED else 0.0
-            found = _best_of_each_size(found, share, self._settings.goal)
+            found = best_of_each_size(found, share, self._column, standard)
         return self._by_budgets(stage, found) if schedule == "cosine" else found
 
     def _by_budgets(
@@ -261,28 +279,14 @@ class Campaign:
             curves[config] = [_through_ends([*ends, run]) for ends, run in zip(before, whole, strict=True)]
         return curves
 
-    def _choose(
-        self,
-        schedule: str,
-        runs: dict[RunConfig, list[dict[str, Any]]],
-        moment: float,
-        sizes: Sequence[int],
-        target: float | None = None,
-    ) -> Choice:
-        """The configuration that is first at the target; without one, that of least loss after so many seconds.
+    def _choice(self, config: RunConfig) -> Choice:
+        rates = self._rates(config.schedule)
+        at_edge = config.lr in (rates[0], rates[-1])
+        return Choice(config.optimizer, config.draws, config.lr, config.batch_size, at_edge)
 
-        So it is among those that are there with the smallest budget tried, which is all that is known of them.
-        """
-        goal, log = self._settings.goal, schedule == "cosine"
-
-        def rank(config: RunConfig) -> tuple[float, float]:
-            time = 0.0 if target is None else time_to(runs[config], target, goal, log=log)
-            least = np.mean([run["curves"]["seconds"][0] for run in runs[config]])
-            return time if time > least else 0.0, mean_loss(runs[config], moment, goal, log=log)
-
-        best = min((config for config in runs if config.batch_size in sizes), key=rank)
-        rates = self._rates(schedule)
-        return Choice(best.optimizer, best.draws, best.lr, best.batch_size, best.lr in (rates[0], rates[-1]))
+    @property
+    def _column(self) -> str:
+        return TUNED_BY[self._settings.goal]
 
     # --- runs -----------------------------------------------------------------------------------------
 
@@ -377,44 +381,7 @@ def _warmed(methods: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(draws))
 
 
-def _best_of_each_size(
-    runs: dict[RunConfig, list[dict[str, Any]]], share: float, goal: str
-) -> dict[RunConfig, list[dict[str, Any]]]:
-    """That share of the configurations of every batch size, and `NUM_KEPT` at least, by their loss at the end."""
-    kept = {}
-    for _, group in itertools.groupby(sorted(runs, key=lambda c: c.batch_size), key=lambda c: c.batch_size):
-        configs = sorted(group, key=lambda config: mean_loss(runs[config], None, goal))
-        for config in configs[: max(NUM_KEPT, math.ceil(share * len(configs)))]:
-            kept[config] = runs[config]
-    return kept
-
-
 def _through_ends(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The ends of runs of rising budgets as one curve."""
-    names = ("seconds", "train_loss", "test_loss")
+    names = runs[0]["curves"]
     return {"curves": {name: [run["curves"][name][-1] for run in runs] for name in names}}
-
-
-def time_to(runs: Sequence[dict[str, Any]], target: float, goal: str, *, log: bool = False) -> float:
-    """Where the mean curve over runs first crosses the target, by the seconds or their logarithm.
-
-    A training loss must do so for good, with the mean of what is left of its curve at the target, too: of few seeds one
-    may dip for a moment. A held-out loss rises again where a model over-fits.
-    """
-    seconds, losses = (np.array([run["curves"][name] for run in runs]).mean(0) for name in ("seconds", goal))
-    if goal == "train_loss":
-        losses = np.maximum(losses, losses[::-1].cumsum()[::-1] / np.arange(len(losses), 0, -1))
-    positions = np.log(seconds) if log else seconds
-    found = float(first_crossings(positions[None], losses[None], np.array([target]))[0])
-    return math.exp(found) if log else found
-
-
-def mean_loss(runs: Sequence[dict[str, Any]], moment: float | None, goal: str, *, log: bool = False) -> float:
-    """Mean loss over runs after so many seconds, or at their ends; infinite where one is no number."""
-    losses = np.array([run["curves"][goal] for run in runs])
-    if moment is None:
-        value = float(losses[:, -1].mean())
-    else:
-        seconds = np.array([run["curves"]["seconds"] for run in runs])
-        value = float(values_at(seconds, losses, moment, log=log).mean())
-    return value if np.isfinite(value) else float("inf")

@@ -158,7 +158,7 @@ def _equal_loss(comparison: Comparison, method: str, found: Ratio) -> dict[str, 
 
 
 def _stopped_early(comparison: Comparison, method: str) -> dict[str, float | None]:
-    """Accuracy at the evaluation of least held-out loss by the time that uniform's budget is over, less uniform's.
+    """Accuracy at the evaluation of least validation loss by the time that uniform's budget is over, less uniform's.
 
     The budget is that of the seed. None under cosine decay, where a run has one end.
     """
@@ -173,8 +173,9 @@ def _stopped_early(comparison: Comparison, method: str) -> dict[str, float | Non
 
 
 def _best_so_far(comparison: Comparison, method: str, moments: Array) -> tuple[Array, Array]:
-    """Of each seed: accuracy and seconds at the evaluation of least held-out loss up to a moment ``[S]``."""
-    seconds, losses, accuracy = (_stack(comparison, method, name) for name in ("seconds", "test_loss", "test_accuracy"))
+    """Of each seed: accuracy and seconds at the evaluation of least validation loss up to a moment ``[S]``."""
+    names = ("seconds", "validation_loss", "test_accuracy")
+    seconds, losses, accuracy = (_stack(comparison, method, name) for name in names)
     counts = (seconds <= moments[:, None]) & ~np.isnan(losses)
     best = np.where(counts, losses, np.inf).argmin(1)  # without any, the evaluation before the first step
     seeds = np.arange(len(best))

@@ -32,7 +32,7 @@ def make_table(rows: Sequence[Row]) -> list[str]:
         "first line of each table is uniform against itself on other seeds. Held-out × is the ratio of the times to "
         "uniform's held-out loss after its budget. Losses and accuracy are those at the moment when uniform's budget "
         "is over, with the paired difference from uniform [95 %]; accuracy at the target is that when a method has "
-        "uniform's loss, less uniform's when it has it; stopped early, that at the evaluation of least held-out loss "
+        "uniform's loss, less uniform's when it has it; stopped early, that at the evaluation of least validation loss "
         "within uniform's budget, on both sides, and when that was. Under cosine decay the seconds are the budget that "
         "ends at the target, ≤ where the smallest one tried already did. Every J steps all examples are scored where "
         "that is fixed; the best of such intervals was chosen in tuning. * marks a learning rate at the edge of its "

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -15,14 +15,14 @@ import dasgrad
 from benchmarks.wallclock.cases import Case
 from benchmarks.wallclock.drawing import Training, can_capture, capture, find_stream
 from dasgrad.experiments.methods import BETAS
-from dasgrad.experiments.problems import Problem, evaluate, summarise_evaluation
+from dasgrad.experiments.problems import Evaluation, Problem, evaluate, summarise_evaluation
 
 OPTIMIZERS = ("adam", "amsgrad", "adamw")
 SCHEDULES = ("constant", "inverse-sqrt", "cosine")
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 NUM_BEFORE_CAPTURE = 4
 """Steps after which a captured loop takes its steps in the graph."""
-COLUMNS = ("train_loss", "test_loss", "train_accuracy", "test_accuracy")
+COLUMNS = ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RunConfig:
 
     def key(self) -> dict[str, Any]:
         """For the store."""
-        return {"kind": "run", **asdict(self)}
+        return {"kind": "run", "columns": list(COLUMNS), **asdict(self)}
 
 
 class Clock:
@@ -121,11 +121,23 @@ def train(problem: Problem, case: Case, config: RunConfig, device: torch.device)
     for before, point in itertools.pairwise([0, *points]):
         with clock:
             take_steps(point - before)
-        values = summarise_evaluation(problem, evaluate(problem, model, case.weight_decay))
+        values = summarise(problem, evaluate(problem, model, case.weight_decay))
         curves["seconds"].append(clock.seconds)
         for name in COLUMNS:
             curves[name].append(values[name])
     return {"curves": curves, "scored": training.num_scored, "scoring_seconds": training.scoring_seconds}
+
+
+def summarise(problem: Problem, evaluation: Evaluation) -> dict[str, float]:
+    """`COLUMNS`: held-out examples are for validation and for the report in turn, so that none does both."""
+
+    def held_out(first: int) -> dict[str, float]:
+        parts = evaluation.test_losses[first::2], evaluation.test_successes[first::2]
+        half = replace(evaluation, test_losses=parts[0], test_successes=parts[1])
+        return summarise_evaluation(problem, half)
+
+    validation, test = held_out(0), held_out(1)
+    return {**test, **{f"validation_{what}": validation[f"test_{what}"] for what in ("loss", "accuracy")}}
 
 
 def make_steps(training: Training, draws: str, schedule: LRScheduler | None, captured: bool) -> Callable[[int], object]:
