@@ -235,6 +235,20 @@ def test_complex_parameters_and_sparse_gradients_are_refused():
     assert torch.equal(before, embedding.weight)
 
 
+@pytest.mark.parametrize("path", [{}, {"fused": True}, {"foreach": True}, {"foreach": False, "fused": False}])
+def test_a_parameter_of_another_shape_is_refused_before_anything_is_stepped(path):
+    """The fused kernel would write past the end of the moments it has."""
+    params, optimizer = quadratic(2, **path)
+    step(params, optimizer)
+    params[1].data, params[1].grad = torch.ones(3000), None
+    sum(p.square().sum() for p in params).backward()
+    before = params[0].detach().clone()
+    with pytest.raises(ValueError, match=r"moments of shape \(2,\) for a parameter that now has shape \(3000,\)"):
+        optimizer.step()
+    assert torch.equal(params[0], before)
+    assert optimizer.state[params[0]]["step"] == 1
+
+
 def test_bad_update_gradients_are_refused():
     (param,), optimizer = quadratic(weighting="update")
     param.square().sum().backward()

@@ -100,6 +100,22 @@ def test_a_parameter_frozen_later_is_reported_at_the_call():
         scorer(INPUTS, TARGETS)
 
 
+@pytest.mark.parametrize("preconditioner", ["own", "frozen"])
+@pytest.mark.parametrize("build", [dasgrad.DASGrad, torch.optim.Adam])
+def test_moments_of_another_shape_than_the_parameter_are_refused(build, preconditioner):
+    """Also of one that they could be expanded to."""
+    model = nn.Linear(3, 1)
+    optimizer = build(model.parameters(), lr=0.1)
+    scorer = make(model, optimizer=optimizer, preconditioner=preconditioner)
+    inputs, targets = torch.randn(6, 3), torch.zeros(6, dtype=torch.int64)
+    model(inputs).sum().backward()
+    optimizer.step()
+    assert scorer(inputs, targets).shape == (6,)
+    model.weight.data, model.bias.data = torch.randn(2, 3), torch.randn(2)
+    with pytest.raises(ValueError, match=r"exp_avg\w* of shape \(1, 3\) for a parameter that now has shape \(2, 3\)"):
+        scorer(inputs, targets)
+
+
 LOSSES = {
     "scalar": (nn.CrossEntropyLoss(), r"one value per example, shape \(\d,\), got shape \(\)"),
     "a column": (lambda out, y: CE(out, y).unsqueeze(1), r"one value per example, .* got shape \(\d, 1\)"),

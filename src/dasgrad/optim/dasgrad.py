@@ -218,6 +218,12 @@ class DASGrad(torch.optim.Optimizer):
                     f"`DASGrad` takes dense gradients alone, got layout {param.grad.layout} for a parameter "
                     f"of shape {tuple(param.shape)} (use `nn.Embedding(sparse=False)`)."
                 )
+            held = self.state[param].get("exp_avg")
+            if held is not None and held.shape != param.shape:  # the fused kernel would write past the end
+                raise ValueError(
+                    f"`DASGrad` holds moments of shape {tuple(held.shape)} for a parameter that now has shape "
+                    f"{tuple(param.shape)}: make a new optimizer for a model of another shape."
+                )
             found.setdefault((param.device, param.dtype), []).append(param)
         return [
             steps.Bucket(params, [cast(Tensor, p.grad) for p in params], [self.state[p] for p in params])

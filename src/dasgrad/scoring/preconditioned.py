@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dasgrad.moments import Hyper, Moments, resolve
+from dasgrad.moments import BuiltinMoments, Hyper, Moments, resolve
 from dasgrad.scoring import native
 from dasgrad.scoring.fallback import flatten_examples
 
@@ -54,7 +54,7 @@ def read_optimizer(optimizer: Optimizer) -> dict[int, Preconditioning]:
 
     Raises:
         ValueError: for an optimizer with neither ``moments`` nor ``betas`` and ``eps`` in its param groups,
-            or whose state lacks a tensor of these moments.
+            or whose state lacks a tensor of these moments, or has one of another shape than the parameter.
     """
     largest = max(float(group["lr"]) for group in optimizer.param_groups)
     found: dict[int, Preconditioning] = {}
@@ -91,8 +91,19 @@ def read_optimizer(optimizer: Optimizer) -> dict[int, Preconditioning]:
                     f'`ExampleScorer(score="dasgrad")` needs {", ".join(missing)} in the optimizer\'s state, got '
                     f'{type(optimizer).__name__} with {", ".join(state)}; use score="gradient" with it.'
                 )
+            if isinstance(moments, BuiltinMoments):
+                _check_shapes(param, {key: state[key] for key in moments.keys})
             found[id(param)] = describe(param, state, step=state["step"])
     return found
+
+
+def _check_shapes(param: Tensor, state: Mapping[str, Tensor]) -> None:
+    for key, value in state.items():
+        if value.shape != param.shape:
+            raise ValueError(
+                f"the optimizer holds {key} of shape {tuple(value.shape)} for a parameter that now has shape "
+                f"{tuple(param.shape)}: make a new optimizer for a model of another shape."
+            )
 
 
 def options_of(optimizer: Optimizer) -> tuple[Any, ...]:

@@ -234,8 +234,7 @@ def _check_draws(draws: object) -> AdaptiveSampler | None:
         return draws
     if not isinstance(draws, AdaptiveLoader):
         raise TypeError(f"`record(draws=...)` must be a loader or sampler of dasgrad, got {type(draws).__name__}.")
-    fetching = draws._torch_loader
-    if fetching is not None and fetching.num_workers > 0:
+    if draws.num_workers > 0:
         raise ValueError("`record(draws=...)` must draw when it is asked to, got a loader with worker processes.")
     return draws.sampler
 

@@ -1,11 +1,12 @@
 """From indices to examples and from examples to a batch, for data sets that are not tensors in memory."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
 from dasgrad import nested
 from dasgrad.training import generators
@@ -54,6 +55,58 @@ class SeededFetches(Dataset[Any]):
                 f"got {len(examples)}."
             )
         return examples
+
+
+class _Asked(Sampler[list[int]]):
+    """A function that returns batches as a batch sampler."""
+
+    def __init__(self, batches: Callable[[], Iterator[SeededBatch]]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._batches()
+
+
+class Fetcher:
+    """The data of batches, by a ``DataLoader``.
+
+    Args:
+        dataset: map-style.
+        batches: returns the batches of a pass, or of what is left of it.
+        collate_fn: None is torch's.
+        options: of ``DataLoader``.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batches: Callable[[], Iterator[SeededBatch]],
+        collate_fn: Callable[[list[Any]], Any] | None,
+        **options: Any,
+    ) -> None:
+        self._batches, self._fetches = batches, SeededFetches(dataset)
+        self._collate = collate_fn or collate
+        self._seeds = torch.Generator()
+        collate_fn, stream = collate_fn or default_collate, _Asked(batches)
+        options |= {"batch_sampler": stream, "collate_fn": collate_fn, "generator": self._seeds}
+        self._make: Callable[[], DataLoader[Any]] = partial(DataLoader, self._fetches, **options)
+        self._loader = self._make()
+
+    @property
+    def num_workers(self) -> int:
+        """0 where this process fetches."""
+        return self._loader.num_workers
+
+    def start(self, seed: int) -> Iterator[Any]:
+        """The data of one batch after the other; workers start from a seed."""
+        if self._loader.num_workers == 0 and not self._loader.pin_memory:  # without the overhead of what is not needed
+            return (self._collate(self._fetches.fetch(batch)) for batch in self._batches())
+        self._seeds.manual_seed(seed)
+        return iter(self._loader)
+
+    def renew(self) -> None:
+        """Have the next start make workers, for persistent ones may be dead."""
+        self._loader = self._make()
 
 
 class Rows:

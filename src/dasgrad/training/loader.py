@@ -2,12 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
+from torch.utils.data import IterableDataset
 
 from dasgrad import nested
 from dasgrad.progress import Progress
@@ -19,7 +19,7 @@ from dasgrad.training.auto import AutoRefresh
 from dasgrad.training.batch import WeightedBatch, even_shares, with_shares
 from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.examine import examine
-from dasgrad.training.fetching import Rows, SeededBatch, SeededFetches, collate
+from dasgrad.training.fetching import Fetcher, Rows, SeededBatch
 from dasgrad.training.overlap import Scored, check_overlap
 from dasgrad.training.refresh import RefreshSchedule, StepCounter
 from dasgrad.training.rescoring import Refresh, Rescoring
@@ -166,26 +166,29 @@ class AdaptiveLoader:
         self._draws_elsewhere = sampler.device != home
         self._even_shares: Tensor | None = None  # w/B of uniform draws
         self._pin_draws = not direct and pin_memory and torch.accelerator.is_available()
-        self._collate = collate_fn or collate
-        self._torch_loader: DataLoader[Any] | None = None
+        self._fetcher: Fetcher | None = None
         if not direct:
-            self._torch_loader = DataLoader(
-                SeededFetches(Rows(columns) if columns is not None else dataset),
-                batch_sampler=_DrawStream(self),
-                collate_fn=collate_fn or default_collate,
+            self._fetcher = Fetcher(
+                Rows(columns) if columns is not None else dataset,
+                self._batches,
+                collate_fn,
                 num_workers=num_workers,
                 pin_memory=pin_memory,
                 prefetch_factor=prefetch_factor,
                 persistent_workers=persistent_workers,
                 worker_init_fn=worker_init_fn,
                 multiprocessing_context=multiprocessing_context,
-                generator=torch.Generator(),
             )
 
     @property
     def batch_size(self) -> int:
         """B, the number of draws in every batch."""
         return self.sampler.batch_size
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that fetch examples ahead of time; 0 where this one does, or data are in memory."""
+        return 0 if self._fetcher is None else self._fetcher.num_workers
 
     @property
     def num_steps(self) -> int:
@@ -220,11 +223,12 @@ class AdaptiveLoader:
         if self._even_shares is None:
             self._even_shares = even_shares(self.batch_size, self.device or self._home)
         current = self._pass = object()
-        source = self._direct_data() if self._torch_loader is None else self._fetched_data()
-        num_batches = len(self)
+        # Workers start from a seed of the pass, the same one when it is resumed in its middle.
+        seed, num_batches = generators.mix(self._worker_seed, 0, self._num_batches - self._position), len(self)
+        source = self._direct_data() if self._fetcher is None else self._fetcher.start(seed)
         while self._position < num_batches:
             # Nothing here keeps the batch: its memory is free for the next one as soon as the loop lets go of it.
-            yield self._join(next(source))
+            yield self._next_batch(source)
             if self._pass is not current:
                 raise RuntimeError(
                     "This pass over the `AdaptiveLoader` is over: another one was started, or a state was loaded. "
@@ -232,6 +236,22 @@ class AdaptiveLoader:
                 )
         next(source, None)  # lets workers come to their end
         self._position = 0
+
+    def _next_batch(self, source: Iterator[Any]) -> WeightedBatch:
+        """The next batch; where there is none to be had, the next ``iter(loader)`` goes on from before its draws."""
+        found = False
+        try:
+            data = next(source)
+            found = True
+        finally:
+            if not found:  # a worker has died, an example cannot be read, scoring failed
+                self._replay.extendleft((indices, weights) for indices, weights, _ in reversed(self._in_flight))
+                self._num_batches -= len(self._in_flight)
+                self._in_flight.clear()
+                self._resumed = True
+                if self._fetcher is not None:
+                    self._fetcher.renew()
+        return self._join(data)
 
     def _join(self, data: Any) -> WeightedBatch:
         """The data of the oldest batch in flight with their draws, which are then in flight no more."""
@@ -252,16 +272,6 @@ class AdaptiveLoader:
             rows = indices.to(self._home) if self._draws_elsewhere else indices
             yield nested.take_rows(self._columns, rows)
 
-    def _fetched_data(self) -> Iterator[Any]:
-        loader = cast(DataLoader[Any], self._torch_loader)
-        if loader.num_workers == 0 and not loader.pin_memory:  # without the overhead of what is not needed here
-            fetches = cast(SeededFetches, loader.dataset)
-            return (self._collate(fetches.fetch(indices.tolist())) for indices, _ in self._draws())
-        # Workers start from a seed of the pass, the same one when it is resumed in its middle.
-        seed = generators.mix(self._worker_seed, 0, self._num_batches - self._position)
-        cast(torch.Generator, loader.generator).manual_seed(seed)
-        return iter(loader)
-
     def _draws(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The draws of the rest of this pass, each preceded by a refresh where one is due."""
         sampler, schedule, scored = self.sampler, self._schedule, self.scorer is not None
@@ -275,6 +285,15 @@ class AdaptiveLoader:
             self._in_flight.append((*draw, even))
             self._num_batches += 1
             yield draw
+
+    def _batches(self) -> Iterator[SeededBatch]:
+        """Draws for workers, which are asked for ahead of time.
+
+        Indices alone are passed on. Weights stay here, among the draws in flight, and meet their examples again when
+        the batch comes back.
+        """
+        for indices, _ in self._draws():
+            yield SeededBatch(indices.tolist(), (self._worker_seed, 1, self._num_batches))
 
     # --- several batches at once ----------------------------------------------------------------------
 
@@ -471,7 +490,7 @@ class AdaptiveLoader:
 
     def __repr__(self) -> str:
         overlap = f", overlap={self.overlap!r}" if self.overlap else ""
-        path = "direct" if self._torch_loader is None else f"fetched, {self._torch_loader.num_workers} workers"
+        path = "direct" if self._fetcher is None else f"fetched, {self.num_workers} workers"
         return f"AdaptiveLoader({self.sampler!r}, refresh={self._schedule!r}{overlap}, {path})"
 
 
@@ -479,22 +498,3 @@ def _schedule_of(refresh: int | Literal["auto"] | AutoRefresh) -> RefreshSchedul
     if isinstance(refresh, AutoRefresh):
         return refresh
     return AutoRefresh() if refresh == "auto" else RefreshSchedule(refresh)
-
-
-class _DrawStream(Sampler[list[int]]):
-    """The loader's draws as the batch sampler of a ``DataLoader``, which asks for them ahead of time.
-
-    Indices alone are passed on. Weights stay with the loader, among its draws in flight, and meet their examples again
-    when the batch comes back.
-    """
-
-    def __init__(self, loader: AdaptiveLoader) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[list[int]]:
-        loader = self._loader
-        for indices, _ in loader._draws():
-            yield SeededBatch(indices.tolist(), (loader._worker_seed, 1, loader._num_batches))
-
-    def __len__(self) -> int:
-        return len(self._loader)

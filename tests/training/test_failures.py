@@ -1,0 +1,164 @@
+"""What fails in the middle of training is said, and a run that goes on is the one it would have been."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import dasgrad
+import helpers
+from dasgrad.training import AutoRefresh, Costs
+
+N, BATCH_SIZE = 40, 4
+DEADLY = 17
+REFRESHES = {"fixed": lambda: 7, "auto": lambda: AutoRefresh(costs=Costs(step=1e-2, example=1e-5))}
+
+
+class Deadly(helpers.Rows):
+    """Kills the first worker that reads one of its examples, or has it raise."""
+
+    def __init__(self, inputs, targets, flag, raises):
+        super().__init__(inputs, targets)
+        self.flag, self.raises = Path(flag), raises
+
+    def __getitem__(self, index):
+        if index == DEADLY and not self.flag.exists():
+            self.flag.touch()
+            if self.raises:
+                raise OSError("the file is gone")
+            os._exit(1)
+        return super().__getitem__(index)
+
+
+def build(refresh, dataset, **options):
+    inputs, targets, model = helpers.regression(N)
+    optimizer = dasgrad.DASGrad(model.parameters(), lr=0.01)
+    scorer = dasgrad.ExampleScorer(model, helpers.squared_losses, optimizer)
+    options |= {"scoring_dataset": (inputs, targets)}
+    loader = dasgrad.AdaptiveLoader(
+        dataset(inputs, targets), BATCH_SIZE, scorer=scorer, refresh=refresh, seed=3, **options
+    )
+    return model, optimizer, loader
+
+
+def train(model, optimizer, loader, num_passes, kinds):
+    """All draws and how many errors there were; after each the loop is simply begun anew."""
+    drawn, errors, passes = [], 0, 0
+    while passes < num_passes:
+        try:
+            for batch in loader:
+                optimizer.zero_grad()
+                batch.weighted_mean(helpers.squared_losses(model(batch.inputs), batch.targets)).backward()
+                optimizer.step()
+                drawn.append(batch.indices.tolist())
+            passes += 1
+        except kinds:
+            errors += 1
+            assert errors < 3
+    return drawn, errors
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("refresh", REFRESHES)
+@pytest.mark.parametrize(
+    ("workers", "raises"),
+    [({"num_workers": 2}, False), ({"num_workers": 2, "persistent_workers": True}, False), ({}, True)],
+    ids=["workers", "persistent workers", "no workers"],
+)
+def test_after_a_worker_has_died_the_pass_goes_on_where_it_was(workers, raises, refresh, tmp_path):
+    """No step is lost or taken twice, and no draw: all is as if nothing had happened."""
+    expected = build(REFRESHES[refresh](), helpers.Rows, **workers)
+    found = build(REFRESHES[refresh](), lambda x, y: Deadly(x, y, tmp_path / "died", raises), **workers)
+    draws, no_errors = train(*expected, 4, RuntimeError)
+    assert no_errors == 0
+    drawn, errors = train(*found, 4, OSError if raises else RuntimeError)
+    assert errors == 1
+    assert drawn == draws
+    assert found[2].num_steps == expected[2].num_steps == len(draws)
+    for ours, theirs in zip(found[0].parameters(), expected[0].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_after_scoring_has_failed_the_pass_goes_on_with_the_last_probabilities(monkeypatch):
+    """The second of three refreshes, before the draw of step 14, in the middle of the second pass."""
+    model, optimizer, loader = build(7, lambda x, y: (x, y))
+    original, refreshed = loader.scorer.score_dataset, []
+    loader.on_refresh(lambda event: refreshed.append((event.step, loader.sampler.probabilities)))
+
+    def score_dataset(*args, **kwargs):
+        if loader.num_steps == 13 and len(refreshed) == 1:
+            refreshed.append((14, None))
+            raise OSError("the file is gone")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(loader.scorer, "score_dataset", score_dataset)
+    drawn, errors = train(model, optimizer, loader, 2, OSError)
+    assert (errors, len(drawn), loader.num_steps) == (1, 20, 20)
+    torch.testing.assert_close(loader.sampler.probabilities, refreshed[0][1], rtol=0, atol=0)
+    train(model, optimizer, loader, 1, OSError)
+    assert [step for step, _ in refreshed] == [7, 14, 21, 28]
+
+
+def network(width):
+    return nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 1))
+
+
+def run_and_change(refresh, change, overlap=0):
+    """Passes over a network that is another one from the middle of the fourth on."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(N, 3, generator=generator), torch.randn(N, generator=generator)
+    torch.manual_seed(0)
+    model = network(4)
+    optimizer = dasgrad.DASGrad(model.parameters(), lr=0.01)
+    scorer = dasgrad.ExampleScorer(model, helpers.squared_losses, optimizer)
+    loader = dasgrad.AdaptiveLoader((inputs, targets), BATCH_SIZE, scorer=scorer, refresh=refresh, overlap=overlap)
+    for _ in range(10):
+        for batch in loader:
+            if loader.num_steps == 35:
+                change(model, optimizer)
+            optimizer.zero_grad()
+            batch.weighted_mean(helpers.squared_losses(model(batch.inputs), batch.targets)).backward()
+            optimizer.step()
+    return loader
+
+
+def widen(model, optimizer):
+    """As it should be: layers of another width, known to the optimizer."""
+    model[0], model[2] = nn.Linear(3, 7), nn.Linear(7, 1)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+
+
+def widen_alone(model, optimizer):
+    """The optimizer goes on with parameters that are the model's no more."""
+    model[0], model[2] = nn.Linear(3, 7), nn.Linear(7, 1)
+
+
+def widen_in_place(model, optimizer):
+    """The optimizer's moments are still of the old shape."""
+    wide = network(7)
+    for param, other in zip(model.parameters(), wide.parameters(), strict=True):
+        param.data, param.grad = other.data, None
+
+
+@pytest.mark.parametrize("overlap", [0, 4])
+@pytest.mark.parametrize("refresh", REFRESHES)
+def test_a_model_that_changes_its_shape_is_scored_as_it_is(refresh, overlap):
+    loader = run_and_change(REFRESHES[refresh](), widen, overlap)
+    assert loader.num_steps == 100
+    assert loader.sampler.scores.shape == (N,)
+
+
+@pytest.mark.parametrize("overlap", [0, 4])
+@pytest.mark.parametrize("refresh", REFRESHES)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (widen_alone, "must share at least one parameter that requires a gradient"),
+        (widen_in_place, r"moments of shape \(4, 3\) for a parameter that now has shape \(7, 3\)"),
+    ],
+)
+def test_a_model_that_fits_its_optimizer_no_more_is_named(change, message, refresh, overlap):
+    with pytest.raises(ValueError, match=message):
+        run_and_change(REFRESHES[refresh](), change, overlap)
