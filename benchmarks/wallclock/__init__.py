@@ -6,7 +6,7 @@ then all, uniform draws once more, by the time to it; a dip, after which the cur
 count there. Other draws must keep uniform's held-out accuracy at the end of that budget, or take the configuration of
 uniform draws: to over-fit sooner is no gain. Every second held-out example is for such choices, the others for what is
 reported. The worse two thirds of a grid are tried on the first of these seeds alone, and three configurations of a
-batch size on more than two. Uniform draws are reshuffled passes, those of a loader without scores: where adaptive ones
+batch size, and uniform draws' own, on more than two. Uniform draws are reshuffled passes, those of a loader without scores: where adaptive ones
 stand aside, both take the same steps. Every batch size gets as many steps T as uniform training takes in the seconds of
 the smallest one's budget.
 
@@ -35,7 +35,8 @@ the smallest one's budget.
 ``--methods`` are ``adam``, ``amsgrad``, ``adamw``; ``last-layer`` (Katharopoulos and Fleuret 2018: the bound by the
 last layer's gradient, on a presampled batch, switched on by their test of variance); ``loss:J`` (by loss, all examples
 rescored every J steps); ``adaptive:J``, ``adaptive:never`` (the loader without scores), ``adaptive:auto``, and
-``adaptive:fixed``: the configuration of ``adaptive:auto`` with the best J of 100, 300, 1,000 and never. Rivals take the
+``adaptive:fixed``: the configuration of ``adaptive:auto`` with that J of 100, 300, 1,000 and never which is first at
+the target, whatever its accuracy, as a rival of ``auto``. Rivals take the
 optimizer that is best for uniform draws.
 
 Every finished run is added to the file ``--runs``; the same command again goes on where it was stopped.

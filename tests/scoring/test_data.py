@@ -10,7 +10,8 @@ from torch.utils.data import TensorDataset
 
 import dasgrad
 import helpers
-from dasgrad.scoring import fallback
+from dasgrad.scoring import fallback, native
+from dasgrad.scoring.shortcut import LinearShortcut
 from scoring import problems
 
 INPUTS, TARGETS = problems.classification(n=11)
@@ -150,6 +151,20 @@ def test_sparse_rows_of_another_width_are_refused():
     scorer(rows, TARGETS)  # what is known of the model by now must not let the others in
     with pytest.raises(ValueError, match="cannot take `SparseRows`"):
         scorer(wide, TARGETS)
+
+
+def test_sparse_rows_that_the_compiled_core_cannot_take_are_left_to_torch():
+    """It reads a bias of one entry an output, and nothing goes back through it to values that a layer has made."""
+    _, rows = sparse(INPUTS)
+    shortcut = LinearShortcut({})
+    weight, bias = torch.randn(3, rows.num_columns, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    expected = nn.functional.linear(rows, weight, bias)
+    if native.supports(weight):
+        torch.testing.assert_close(shortcut("weight", rows, weight, bias), expected)
+    assert shortcut("weight", rows, weight, bias[:1]) is None
+    assert shortcut("weight", rows[0], weight, bias) is None
+    rows.values.requires_grad_()
+    assert shortcut("weight", rows, weight, bias) is None
 
 
 class Rows(helpers.Rows):

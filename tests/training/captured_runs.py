@@ -50,8 +50,8 @@ def train(loop, num_steps, loss_fn=helpers.squared_losses):
         if loop.scheduler is not None:
             loop.scheduler.step()
         losses.append(loss)
-    if loop.loader._position == len(loop.loader):
-        loop.loader._position = 0  # the end of a pass, as when its `for` loop ends by itself
+    if loop.loader._at.position == len(loop.loader):
+        loop.loader._at.close()  # the end of a pass, as when its `for` loop ends by itself
     return torch.stack(losses)
 
 

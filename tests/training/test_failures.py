@@ -1,6 +1,8 @@
 """What fails in the middle of training is said, and a run that goes on is the one it would have been."""
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,7 @@ def build(refresh, dataset, **options):
     return model, optimizer, loader
 
 
-def train(model, optimizer, loader, num_passes, kinds):
+def train(model, optimizer, loader, num_passes, kinds, seconds_a_step=0.0):
     """All draws and how many errors there were; after each the loop is simply begun anew."""
     drawn, errors, passes = [], 0, 0
     while passes < num_passes:
@@ -53,6 +55,9 @@ def train(model, optimizer, loader, num_passes, kinds):
                 batch.weighted_mean(helpers.squared_losses(model(batch.inputs), batch.targets)).backward()
                 optimizer.step()
                 drawn.append(batch.indices.tolist())
+                until = time.monotonic() + seconds_a_step
+                while time.monotonic() < until:
+                    pass
             passes += 1
         except kinds:
             errors += 1
@@ -79,6 +84,59 @@ def test_after_a_worker_has_died_the_pass_goes_on_where_it_was(workers, raises, 
     assert found[2].num_steps == expected[2].num_steps == len(draws)
     for ours, theirs in zip(found[0].parameters(), expected[0].parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_worker_whose_death_comes_up_in_the_training_step_loses_nothing(persistent, tmp_path):
+    """As it mostly does where workers are ahead; what was handed out is not handed out again."""
+    options = {"num_workers": 1, "persistent_workers": persistent}
+    drawn = train(*build(7, helpers.Rows, **options), 2, RuntimeError)[0]
+    found = build(7, lambda x, y: Deadly(x, y, tmp_path / "died", raises=False), **options)
+    assert train(*found, 2, RuntimeError, seconds_a_step=0.05) == (drawn, 1)
+
+
+def kill(worker):
+    """Returns, if at all, after torch should have said so."""
+    os.kill(worker.pid, signal.SIGKILL)
+    time.sleep(5)
+
+
+def test_workers_that_die_between_passes_are_replaced():
+    options = {"num_workers": 1, "persistent_workers": True}
+    drawn = train(*build(7, helpers.Rows, **options), 3, RuntimeError)[0]
+    model, optimizer, loader = build(7, helpers.Rows, **options)
+    found = train(model, optimizer, loader, 1, ())[0]
+    (worker,) = loader._fetcher._workers
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        kill(worker)
+    assert found + train(model, optimizer, loader, 2, ())[0] == drawn
+
+
+@pytest.mark.parametrize("fails", ["put together", "started"])
+def test_a_batch_that_cannot_be_put_together_is_handed_out_by_the_next_loop(fails, monkeypatch):
+    """No memory for its copy, or for the process that is to fetch it, in the middle of a resumed pass."""
+    options = {"num_workers": 1}
+    drawn = train(*build(7, helpers.Rows, **options), 2, ())[0]
+    model, optimizer, loader = build(7, helpers.Rows, **options)
+    found = []
+    for batch in loader:
+        optimizer.zero_grad()
+        batch.weighted_mean(helpers.squared_losses(model(batch.inputs), batch.targets)).backward()
+        optimizer.step()
+        found.append(batch.indices.tolist())
+        if len(found) == 4:
+            break
+    loader.load_state_dict(loader.state_dict())
+    where = (loader, "_join") if fails == "put together" else (loader._fetcher, "start")
+
+    def fail(*args):
+        monkeypatch.undo()
+        raise MemoryError
+
+    monkeypatch.setattr(*where, fail)
+    rest, errors = train(model, optimizer, loader, 2, MemoryError)
+    assert errors == 1
+    assert found + rest == drawn
 
 
 def test_after_scoring_has_failed_the_pass_goes_on_with_the_last_probabilities(monkeypatch):
@@ -147,7 +205,10 @@ def widen_in_place(model, optimizer):
 def test_a_model_that_changes_its_shape_is_scored_as_it_is(refresh, overlap):
     loader = run_and_change(REFRESHES[refresh](), widen, overlap)
     assert loader.num_steps == 100
-    assert loader.sampler.scores.shape == (N,)
+    scorer = loader.scorer
+    assert scorer.model[0].out_features == 7
+    anew = dasgrad.ExampleScorer(scorer.model, helpers.squared_losses, scorer.optimizer)
+    torch.testing.assert_close(scorer(*loader.dataset), anew(*loader.dataset))
 
 
 @pytest.mark.parametrize("overlap", [0, 4])

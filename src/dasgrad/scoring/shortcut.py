@@ -33,9 +33,11 @@ class LinearShortcut:
 
     def __call__(self, name: str, x: Any, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """The layer's output on a tensor or `SparseRows`; None where the ordinary way must do, or does as well."""
+        if bias is not None and bias.shape != weight.shape[:1]:  # that torch expands, or refuses
+            return None
         if not isinstance(x, Tensor):
-            fits = x.dim() == 2 and x.num_columns == weight.shape[1] and len(weight) <= native.FEW_OUTPUTS
-            known = fits and native.supports(weight)
+            fits = x.dim() == 2 and x.num_columns == weight.shape[1] and not x.values.requires_grad
+            known = fits and len(weight) <= native.FEW_OUTPUTS and native.supports(weight)
             return native.sparse_linear(x.indptr, x.indices, x.values, weight, bias) if known else None
         if x.dim() != 2 or x.requires_grad or x.dtype != weight.dtype or torch.is_autocast_enabled(x.device.type):
             return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -91,6 +92,7 @@ class Fetcher:
         options |= {"batch_sampler": stream, "collate_fn": collate_fn, "generator": self._seeds}
         self._make: Callable[[], DataLoader[Any]] = partial(DataLoader, self._fetches, **options)
         self._loader = self._make()
+        self._workers: list[BaseProcess] = []
 
     @property
     def num_workers(self) -> int:
@@ -100,13 +102,20 @@ class Fetcher:
     def start(self, seed: int) -> Iterator[Any]:
         """The data of one batch after the other; workers start from a seed."""
         if self._loader.num_workers == 0 and not self._loader.pin_memory:  # without the overhead of what is not needed
-            return (self._collate(self._fetches.fetch(batch)) for batch in self._batches())
+            return (self._collate(self._fetches.fetch(list(batch))) for batch in self._batches())
         self._seeds.manual_seed(seed)
-        return iter(self._loader)
+        source = iter(self._loader)
+        self._workers = list(getattr(source, "_workers", ()))  # torch says of a dead one anywhere, and only once
+        return source
+
+    @property
+    def has_lost_workers(self) -> bool:
+        """Whether one of the workers last started has died."""
+        return any(worker.exitcode for worker in self._workers)
 
     def renew(self) -> None:
         """Have the next start make workers, for persistent ones may be dead."""
-        self._loader = self._make()
+        self._loader, self._workers = self._make(), []
 
 
 class Rows:

@@ -1,6 +1,5 @@
 """`AdaptiveLoader`: the join of data set, scorer, sampler and optimizer, for an ordinary training loop."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ from dasgrad.training.diagnosis import Diagnosis
 from dasgrad.training.examine import examine
 from dasgrad.training.fetching import Fetcher, Rows, SeededBatch
 from dasgrad.training.overlap import Scored, check_overlap
+from dasgrad.training.passes import PassPosition
 from dasgrad.training.refresh import RefreshSchedule, StepCounter
 from dasgrad.training.rescoring import Refresh, Rescoring
 
@@ -154,12 +154,8 @@ class AdaptiveLoader:
             overlap=overlap,
             nonfinite=nonfinite,
         )
-        self._position = 0  # batches of this pass already handed out
-        self._in_flight: deque[tuple[Tensor, Tensor, bool]] = deque()  # drawn, not yet handed out; whether uniformly
-        self._replay: deque[tuple[Tensor, Tensor]] = deque()  # draws in flight of a loaded state
-        self._resumed = False
+        self._at = PassPosition()
         self._pass: object = None  # a mark of the pass that is going on
-        self._num_batches = 0  # entered into flight since the start, over all passes
         self._worker_seed = sampler.seed
         self._columns = columns if direct else None
         self._home = home  # where data and draws are put together
@@ -214,19 +210,15 @@ class AdaptiveLoader:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[WeightedBatch]:
-        if self._resumed:
-            self._resumed = False
-        else:
-            self._position = 0
-            self._replay.clear()
-        self._in_flight.clear()
+        if self._fetcher is not None and self._fetcher.has_lost_workers:  # as torch says wherever it finds the loop
+            self._give_up_fetching()
+        at, num_batches = self._at, len(self)
+        at.open()
         if self._even_shares is None:
             self._even_shares = even_shares(self.batch_size, self.device or self._home)
         current = self._pass = object()
-        # Workers start from a seed of the pass, the same one when it is resumed in its middle.
-        seed, num_batches = generators.mix(self._worker_seed, 0, self._num_batches - self._position), len(self)
-        source = self._direct_data() if self._fetcher is None else self._fetcher.start(seed)
-        while self._position < num_batches:
+        source = self._direct_data() if self._fetcher is None else self._fetched_data()
+        while at.position < num_batches:
             # Nothing here keeps the batch: its memory is free for the next one as soon as the loop lets go of it.
             yield self._next_batch(source)
             if self._pass is not current:
@@ -235,37 +227,41 @@ class AdaptiveLoader:
                     "Go on with a new `iter(loader)`."
                 )
         next(source, None)  # lets workers come to their end
-        self._position = 0
+        at.close()
 
     def _next_batch(self, source: Iterator[Any]) -> WeightedBatch:
-        """The next batch; where there is none to be had, the next ``iter(loader)`` goes on from before its draws."""
+        """The next batch; where it is not to be had, the next ``iter(loader)`` goes on from before its draws."""
         found = False
         try:
-            data = next(source)
+            batch = self._join(next(source))
             found = True
         finally:
-            if not found:  # a worker has died, an example cannot be read, scoring failed
-                self._replay.extendleft((indices, weights) for indices, weights, _ in reversed(self._in_flight))
-                self._num_batches -= len(self._in_flight)
-                self._in_flight.clear()
-                self._resumed = True
-                if self._fetcher is not None:
-                    self._fetcher.renew()
-        return self._join(data)
+            if not found:  # a worker has died, an example cannot be read, scoring failed, memory is full
+                self._give_up_fetching()
+        self._at.hand_out()
+        self.start_step()
+        return batch
+
+    def _give_up_fetching(self) -> None:
+        """Have the next loop go on where this one is, with new workers."""
+        self._at.put_back()
+        if self._fetcher is not None:
+            self._fetcher.renew()
 
     def _join(self, data: Any) -> WeightedBatch:
-        """The data of the oldest batch in flight with their draws, which are then in flight no more."""
-        indices, weights, even = self._in_flight.popleft()  # batches come in the order in which they were drawn
-        self._position += 1
+        """The data of the oldest batch in flight with their draws."""
+        indices, weights, even = self._at.oldest
         if self._draws_elsewhere:
             indices, weights = indices.to(self._home), weights.to(self._home)
         if self._pin_draws:
             indices, weights = indices.pin_memory(), weights.pin_memory()
         batch = with_shares(WeightedBatch(data, indices, weights), self._even_shares if even else None)
-        if self.device is not None:
-            batch = batch.to(self.device, non_blocking=True)
-        self.start_step()
-        return batch
+        return batch if self.device is None else batch.to(self.device, non_blocking=True)
+
+    def _fetched_data(self) -> Iterator[Any]:
+        assert self._fetcher is not None
+        # Workers start from a seed of the pass, the same one when it is resumed in its middle.
+        yield from self._fetcher.start(generators.mix(self._worker_seed, 0, self._at.num_batches - self._at.position))
 
     def _direct_data(self) -> Iterator[Any]:
         for indices, _ in self._draws():
@@ -275,15 +271,13 @@ class AdaptiveLoader:
     def _draws(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The draws of the rest of this pass, each preceded by a refresh where one is due."""
         sampler, schedule, scored = self.sampler, self._schedule, self.scorer is not None
-        for _ in range(self._position, len(self)):
-            if self._replay:
-                draw, even = self._replay.popleft(), False  # as far as is known
-            else:
+        for _ in range(self._at.position, len(self)):
+            draw, even = self._at.repeat(), False  # as far as is known
+            if draw is None:
                 if scored:
                     schedule.before_draw(self)
                 draw, even = sampler.draw(), not sampler.refreshed
-            self._in_flight.append((*draw, even))
-            self._num_batches += 1
+            self._at.enter(draw, even)
             yield draw
 
     def _batches(self) -> Iterator[SeededBatch]:
@@ -293,7 +287,7 @@ class AdaptiveLoader:
         the batch comes back.
         """
         for indices, _ in self._draws():
-            yield SeededBatch(indices.tolist(), (self._worker_seed, 1, self._num_batches))
+            yield SeededBatch(indices.tolist(), (self._worker_seed, 1, self._at.num_batches))
 
     # --- several batches at once ----------------------------------------------------------------------
 
@@ -317,7 +311,7 @@ class AdaptiveLoader:
     @property
     def num_left(self) -> int:
         """Batches up to the end of the pass that `take_draws` is in, or would begin."""
-        return len(self) - self._position if self._resumed else len(self)
+        return len(self) - self._at.position if self._at.resumed else len(self)
 
     def take_draws(self, most: int) -> tuple[Tensor, Tensor]:
         """The draws of the next k batches at once, 1 ≤ k ≤ ``most``: indices and weights ``[k, B]``.
@@ -329,29 +323,21 @@ class AdaptiveLoader:
         """
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:
             raise ValueError(f"`take_draws(most=...)` must be a positive integer, got {most!r}.")
-        if not self._resumed:
-            self._position = 0
-            self._replay.clear()
-        self._in_flight.clear()
-        self._pass, self._resumed = None, True
+        self._at.open()
+        self._pass, self._at.resumed = None, True
         most = min(most, self.num_left)
-        if self._replay:
-            draws = [self._replay.popleft() for _ in range(min(most, len(self._replay)))]
-            indices, weights = (torch.stack(parts) for parts in zip(*draws, strict=True))
-        else:
+        draws = self._at.repeat_several(most)
+        if draws is None:
             if self.scorer is not None:
                 self._schedule.before_draw(self)
                 most = min(most, self._schedule.num_quiet_steps(), self._rescoring.num_quiet_steps())
-            indices, weights = self.sampler.draw_batches(most)
-        self._position = (self._position + len(indices)) % len(self)
-        self._num_batches += len(indices)
-        return indices, weights
+            draws = self.sampler.draw_batches(most)
+        self._at.skip(len(draws[0]), len(self))
+        return draws
 
     def put_back(self, indices: Tensor, weights: Tensor) -> None:
         """Give back the last of the draws that `take_draws` gave, ``[k, B]``: they are the next ones again."""
-        self._replay.extendleft(reversed(list(zip(indices, weights, strict=True))))
-        self._position = (self._position - len(indices)) % len(self)
-        self._num_batches -= len(indices)
+        self._at.take_back(indices, weights, len(self))
 
     # --- refresh --------------------------------------------------------------------------------------
 
@@ -445,16 +431,12 @@ class AdaptiveLoader:
 
         Where a scoring goes on beside training, its end is waited for.
         """
-        draws = [*((indices, weights) for indices, weights, _ in self._in_flight), *self._replay]
         return {
             "version": STATE_VERSION,
             "sampler": self.sampler.state_dict(),
             "schedule": self._schedule.state_dict(),
-            "position": self._position,
-            "num_batches": self._num_batches - len(self._in_flight),
             "worker_seed": self._worker_seed,
-            "indices_in_flight": [indices.clone() for indices, _ in draws],
-            "weights_in_flight": [weights.clone() for _, weights in draws],
+            **self._at.state_dict(),
             **self._rescoring.state_dict(),
         }
 
@@ -472,21 +454,11 @@ class AdaptiveLoader:
             )
         self._schedule.check(state_dict["schedule"])
         rescoring = self._rescoring.read_state(state_dict)
-        position, num_batches = int(state_dict["position"]), int(state_dict["num_batches"])
-        worker_seed = int(state_dict["worker_seed"])
-        device = self.sampler.device
-        replay = deque(
-            (indices.to(device), weights.to(device))
-            for indices, weights in zip(state_dict["indices_in_flight"], state_dict["weights_in_flight"], strict=True)
-        )
+        at, worker_seed = PassPosition.from_state_dict(state_dict, self.sampler.device), int(state_dict["worker_seed"])
         self.sampler.load_state_dict(state_dict["sampler"])  # the last one that can refuse
         self._schedule.load_state_dict(state_dict["schedule"])
         self._rescoring.restore(rescoring)
-        self._position, self._num_batches, self._worker_seed = position, num_batches, worker_seed
-        self._in_flight.clear()
-        self._replay = replay
-        self._resumed = True
-        self._pass = None
+        self._at, self._worker_seed, self._pass = at, worker_seed, None
 
     def __repr__(self) -> str:
         overlap = f", overlap={self.overlap!r}" if self.overlap else ""
