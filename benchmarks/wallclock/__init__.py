@@ -1,14 +1,14 @@
 """Sooner on the clock? Seconds until adaptive draws reach the loss of the best uniform configuration.
 
-Both sides choose optimizer (torch's Adam, AMSGrad or AdamW), learning rate and batch size from the same grids, on
-seeds that are not reported: uniform draws by the training loss at the end of their budget, which sets the target, and
-then all, uniform draws once more, by the time to it; a dip, after which the curve is above it in the mean, does not
-count there. Other draws must keep uniform's held-out accuracy at the end of that budget, or take the configuration of
-uniform draws: to over-fit sooner is no gain. Every second held-out example is for such choices, the others for what is
+Both sides choose optimizer (torch's Adam, AMSGrad or AdamW), learning rate and batch size from the same grids, on seeds
+that are not reported: uniform draws by the training loss at the end of their budget, which sets the target, and then
+all, uniform draws once more, by the time to it; a dip, after which the curve is above it in the mean, does not count
+there. Other draws must keep uniform's held-out accuracy at the end of that budget, or take the configuration of uniform
+draws: to over-fit sooner is no gain. Every second held-out example is for such choices, the others for what is
 reported. The worse two thirds of a grid are tried on the first of these seeds alone, and three configurations of a
-batch size, and uniform draws' own, on more than two. Uniform draws are reshuffled passes, those of a loader without scores: where adaptive ones
-stand aside, both take the same steps. Every batch size gets as many steps T as uniform training takes in the seconds of
-the smallest one's budget.
+batch size, and uniform draws' own, on more than two. Uniform draws are reshuffled passes, those of a loader without
+scores: where adaptive ones stand aside, both take the same steps. Every batch size gets as many steps T as uniform
+training takes in the seconds of the smallest one's budget.
 
 - Target: the mean loss on the whole training set that the best uniform configuration has after its budget T. Uniform's
   time to it is that of this configuration or of the one that was soonest in tuning, whichever is less.

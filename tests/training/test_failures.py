@@ -21,12 +21,12 @@ REFRESHES = {"fixed": lambda: 7, "auto": lambda: AutoRefresh(costs=Costs(step=1e
 class Deadly(helpers.Rows):
     """Kills the first worker that reads one of its examples, or has it raise."""
 
-    def __init__(self, inputs, targets, flag, raises):
+    def __init__(self, inputs, targets, flag, raises=False, example=DEADLY):
         super().__init__(inputs, targets)
-        self.flag, self.raises = Path(flag), raises
+        self.flag, self.raises, self.example = Path(flag), raises, example
 
     def __getitem__(self, index):
-        if index == DEADLY and not self.flag.exists():
+        if index == self.example and not self.flag.exists():
             self.flag.touch()
             if self.raises:
                 raise OSError("the file is gone")
@@ -91,7 +91,7 @@ def test_a_worker_whose_death_comes_up_in_the_training_step_loses_nothing(persis
     """As it mostly does where workers are ahead; what was handed out is not handed out again."""
     options = {"num_workers": 1, "persistent_workers": persistent}
     drawn = train(*build(7, helpers.Rows, **options), 2, RuntimeError)[0]
-    found = build(7, lambda x, y: Deadly(x, y, tmp_path / "died", raises=False), **options)
+    found = build(7, lambda x, y: Deadly(x, y, tmp_path / "died", example=drawn[6][0]), **options)
     assert train(*found, 2, RuntimeError, seconds_a_step=0.05) == (drawn, 1)
 
 
