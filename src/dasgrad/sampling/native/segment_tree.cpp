@@ -336,6 +336,66 @@ struct CreditOffsets {
   }
 };
 
+// Shares of left children on the upper levels, whose nodes many of `num` draws visit: computed once a node, not once a
+// draw. Without memory for it there is none, and nothing else changes.
+class ShareTable {
+ public:
+  ShareTable(const Mixture& mixture, const CreditOffsets& offsets, int64_t num)
+      : first(mixture.levels.num_levels - 1), offsets_(offsets) {
+    const Levels& levels = mixture.levels;
+    int64_t length = 0;
+    int lowest = first;
+    while (lowest > 0 && kVisits * levels.sizes[lowest] <= num) length += levels.sizes[lowest--];
+    if (length == 0) return;
+    shares_ = static_cast<int64_t*>(std::malloc(static_cast<size_t>(length) * sizeof(int64_t)));
+    if (shares_ == nullptr) return;
+    first = lowest;
+    for (int level = first; level + 1 < levels.num_levels; ++level) {
+      const Mixture::Shares shares(mixture, level);
+      int64_t* of_parents = shares_ + start_of(level);
+      for (int64_t j = 0; j < levels.sizes[level + 1]; ++j) of_parents[j] = shares.of_left(j);
+    }
+  }
+  ~ShareTable() { std::free(shares_); }
+  ShareTable(const ShareTable&) = delete;
+  ShareTable& operator=(const ShareTable&) = delete;
+
+  const int64_t* of_level(int level) const { return shares_ + start_of(level); }
+
+  int first;  // the lowest level of children that is in the table; the root's, if none is
+
+ private:
+  static constexpr int64_t kVisits = 2;  // of a node, on average, that make its share worth keeping
+
+  int64_t start_of(int level) const { return offsets_.of_parents[level] - offsets_.of_parents[first]; }
+
+  const CreditOffsets& offsets_;
+  int64_t* shares_ = nullptr;
+};
+
+// Each draw from its node to a child, by the node's credit; `visit` is told which.
+template <typename Share, typename Visit>
+inline void walk_down(int64_t* credits, int64_t* positions, int64_t num, Share share_of_left, Visit visit) {
+  for (int64_t i = 0; i < num; ++i) {
+    const int64_t parent = positions[i];
+    const int64_t credit = credits[parent] + share_of_left(parent);
+    credits[parent] = credit & (kWhole - 1);
+    positions[i] = 2 * parent + 1 - (credit >> kCreditBits);
+    visit(positions[i]);
+  }
+}
+
+// The same from the root, whose credit need not go through memory from draw to draw.
+inline void walk_down_from_root(int64_t& root, int64_t share, int64_t* positions, int64_t num) {
+  int64_t credit = root;
+  for (int64_t i = 0; i < num; ++i) {
+    credit += share;
+    positions[i] = 1 - (credit >> kCreditBits);
+    credit &= kWhole - 1;
+  }
+  root = credit;
+}
+
 }  // namespace
 
 DASGRAD_EXPORT int dasgrad_integers_within(const int64_t* values, int64_t num, int64_t low, int64_t high) {
@@ -455,24 +515,32 @@ DASGRAD_EXPORT void dasgrad_balance(const double* nodes, const double* target, i
   const Levels levels(num_leaves);
   const Mixture mixture(levels, nodes, target, floor);
   const CreditOffsets offsets(levels);
+  const ShareTable table(mixture, offsets, num);
   for (int64_t start = 0; start < num; start += kBlock) {
-    const int64_t end = std::min(start + kBlock, num);
-    std::fill(indices + start, indices + end, int64_t{0});
+    const int64_t size = std::min(kBlock, num - start);
+    std::fill_n(indices + start, size, int64_t{0});
     for (int level = levels.num_levels - 2; level >= 0; --level) {
-      const Mixture::Shares shares(mixture, level), next(mixture, std::max(level - 1, 0));
       int64_t* of_parents = credits + offsets.of_parents[level];
-      const int64_t* of_next = credits + offsets.of_parents[std::max(level - 1, 0)];
-      for (int64_t i = start; i < end; ++i) {
-        const int64_t parent = indices[i];
-        const int64_t credit = of_parents[parent] + shares.of_left(parent);
-        of_parents[parent] = credit & (kWhole - 1);
-        indices[i] = 2 * parent + 1 - (credit >> kCreditBits);
-        if (level == 0) continue;
-        next.prefetch(indices[i]);
-        DASGRAD_PREFETCH(of_next + indices[i]);
+      const int64_t* of_next = level > 0 ? credits + offsets.of_parents[level - 1] : nullptr;
+      if (level < table.first) {
+        const Mixture::Shares shares(mixture, level), next(mixture, std::max(level - 1, 0));
+        walk_down(of_parents, indices + start, size, [&](int64_t parent) { return shares.of_left(parent); },
+                  [&](int64_t parent) {
+                    if (of_next == nullptr) return;
+                    next.prefetch(parent);
+                    DASGRAD_PREFETCH(of_next + parent);
+                  });
+        continue;
+      }
+      const int64_t* shares = table.of_level(level);
+      if (level == levels.num_levels - 2) {
+        walk_down_from_root(*of_parents, *shares, indices + start, size);
+      } else {
+        walk_down(of_parents, indices + start, size, [&](int64_t parent) { return shares[parent]; },
+                  [](int64_t) {});
       }
     }
-    for (int64_t i = start; i < end; ++i) weights[i] = mixture.weight_of(indices[i]);
+    for (int64_t i = start; i < start + size; ++i) weights[i] = mixture.weight_of(indices[i]);
   }
 }
 
@@ -482,12 +550,21 @@ DASGRAD_EXPORT void dasgrad_take_back(const double* nodes, const double* target,
   const Levels levels(num_leaves);
   const Mixture mixture(levels, nodes, target, floor);
   const CreditOffsets offsets(levels);
+  const ShareTable table(mixture, offsets, num);
   for (int level = 0; level + 1 < levels.num_levels; ++level) {
-    const Mixture::Shares shares(mixture, level);
     int64_t* of_parents = credits + offsets.of_parents[level];
-    for (int64_t i = 0; i < num; ++i) {
-      const int64_t parent = indices[i] >> (level + 1);
-      of_parents[parent] = (of_parents[parent] - shares.of_left(parent)) & (kWhole - 1);
+    const auto give_back = [&](auto share_of_left) {
+      for (int64_t i = 0; i < num; ++i) {
+        const int64_t parent = indices[i] >> (level + 1);
+        of_parents[parent] = (of_parents[parent] - share_of_left(parent)) & (kWhole - 1);
+      }
+    };
+    if (level < table.first) {
+      const Mixture::Shares shares(mixture, level);
+      give_back([&](int64_t parent) { return shares.of_left(parent); });
+    } else {
+      const int64_t* shares = table.of_level(level);
+      give_back([&](int64_t parent) { return shares[parent]; });
     }
   }
 }
