@@ -149,6 +149,48 @@ def test_examples_that_hold_little_stay_together():
     assert large_sizes(model) == [5_000]
 
 
+def test_no_more_are_taken_at_once_than_are_worth_it(monkeypatch):
+    data = problems.classification(n=100)
+    expected = whole(data)
+    monkeypatch.setattr(footprint, "MOST", 40)
+    model = problems.seeded(Network)
+    torch.testing.assert_close(scorer_of(model)(*data), expected, rtol=1e-12, atol=0)
+    assert large_sizes(model) == [34, 34, 32]
+
+
+@pytest.mark.parametrize("score", ["loss", "last_layer"])
+def test_scores_of_a_forward_pass_are_cut_by_its_largest_layer(score, eight_at_once, monkeypatch):
+    data = problems.classification(n=17)
+    model = problems.seeded(Network)
+    scorer = scorer_of(model, score=score)
+    scores = scorer(*data)
+    assert large_sizes(model) == [6, 6, 5]
+    scorer(*data)
+    assert model.sizes == [6, 6, 5]  # measured once
+    monkeypatch.undo()
+    torch.testing.assert_close(scorer_of(model, score=score)(*data), scores, rtol=1e-12, atol=0)
+
+
+def test_layers_that_are_not_scored_count_by_what_they_put_out(eight_at_once, monkeypatch):
+    """Nothing of them is kept for a backward pass, but a chunk still goes through them."""
+    model = problems.seeded(lambda: Network(checkpointed=False))
+    model.first.requires_grad_(False)
+    monkeypatch.setattr(Network, "hidden", lambda self, x: self.first(x).mean(1, keepdim=True).expand(-1, HIDDEN))
+    scorer_of(model)(*problems.classification(n=17))
+    assert large_sizes(model) == [6, 6, 5]
+
+
+@pytest.mark.parametrize("score", ["loss", "last_layer"])
+def test_scores_of_a_forward_pass_that_does_not_fit_are_halved_like_others(score):
+    data = problems.classification(n=32)
+    model = problems.seeded(lambda: Network(limit=10))
+    with pytest.warns(UserWarning, match="scoring 32 examples at once does not fit .* going on with 16") as record:
+        scores = scorer_of(model, score=score)(*data)
+    assert len(record) == 1
+    model.limit = None
+    torch.testing.assert_close(scores, scorer_of(model, score=score)(*data), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("kind", ["dict", "sparse"])
 def test_data_of_every_kind_are_cut(kind, eight_at_once):
     inputs, targets = problems.classification(n=20)

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 import dasgrad
 import helpers
-from dasgrad.scoring import fallback, native
+from dasgrad.scoring import ExampleScorer, fallback, footprint, native
 from dasgrad.scoring.shortcut import LinearShortcut
 from scoring import problems
 
@@ -260,3 +260,46 @@ def test_gradients_are_held_within_the_budget(monkeypatch, budget, largest, scor
     torch.testing.assert_close(scorer(INPUTS, TARGETS), expected, rtol=1e-12, atol=0)
     assert max(sizes) == largest
     assert sum(sizes) == 11
+
+
+def spread(n, width):
+    """``[n, width]`` of one stored number, for sizes that no test should have to hold."""
+    return torch.zeros(1, width).expand(n, width)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        ((torch.zeros(100_000, 1), torch.zeros(100_000)), 16_384),  # however small
+        ({"inputs": spread(100_000, 2**12), "targets": spread(100_000, 1)}, 4_095),  # of 16 KiB each, and 4 bytes
+        (TensorDataset(torch.zeros(3, 2**21)), 32),  # of 8 MiB, in memory anyway
+        ((sparse(torch.ones(100, 2**15))[1], torch.zeros(100)), 170),  # as they are stored: 12 bytes a number
+        ([(INPUTS[i], TARGETS[i]) for i in range(11)], 1024),  # fetched one by one
+        ((torch.zeros(0, 3), torch.zeros(0)), 1024),
+    ],
+)
+def test_chunks_of_tensors_in_memory_are_large_where_nobody_says_how_large(dataset, expected):
+    assert SCORER.usual_chunk_size(dataset) == expected
+
+
+def test_what_must_be_collated_and_functions_of_ones_own_get_small_chunks():
+    dataset = (torch.zeros(100_000, 1), torch.zeros(100_000))
+    assert SCORER.usual_chunk_size(dataset, lambda rows: rows) == 1024
+    own = dasgrad.ExampleScorer(MODEL, problems.cross_entropy, OPTIMIZER, score=lambda model, data: data[1])
+    assert own.usual_chunk_size(dataset) == 1024
+
+
+def test_a_data_set_is_scored_in_its_usual_chunks(monkeypatch):
+    sizes, scores = [], ExampleScorer._chunk_scores
+
+    def note(self):
+        score = scores(self)
+        return lambda data: sizes.append(len(data[1])) or score(data)
+
+    monkeypatch.setattr(ExampleScorer, "_chunk_scores", note)
+    monkeypatch.setattr(footprint, "MOST", 32)
+    monkeypatch.setattr(footprint, "FEWEST", 4)
+    inputs, targets = problems.classification(n=70)
+    SCORER.score_dataset((inputs, targets))
+    dasgrad.AdaptiveLoader((inputs, targets), 2, scorer=SCORER).refresh()
+    assert sizes == [32, 32, 6] * 2

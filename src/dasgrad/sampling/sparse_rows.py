@@ -148,6 +148,11 @@ class SparseRows:
         return self.values.dtype
 
     @property
+    def nbytes(self) -> int:
+        """The size in memory, as for a tensor."""
+        return self.indptr.nbytes + self.indices.nbytes + self.values.nbytes
+
+    @property
     def distinct(self) -> bool:
         """Whether no row stores a column twice; False as well where a larger matrix had such rows."""
         return self._distinct

@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from dasgrad.scoring.fallback import flatten_examples
 from dasgrad.scoring.losses import LossFunction
+from dasgrad.scoring.shortcut import ForwardShortcut
 
 
 def loss_scores(function: LossFunction, data: Any) -> Tensor:
     """sᵢ = fᵢ(θ), which must not be negative: the sampler refuses negative scores."""
-    with torch.no_grad():
+    with torch.no_grad(), ForwardShortcut():
         return function.call(function.tensors(), data).detach()
 
 
@@ -34,7 +35,8 @@ def last_layer_scores(function: LossFunction, data: Any) -> Tensor:
 
     handle = function.model.register_forward_hook(cut)
     try:
-        losses = function.call(function.tensors(), data)
+        with ForwardShortcut():
+            losses = function.call(function.tensors(), data)
     finally:
         handle.remove()
     if len(outputs) != 1:

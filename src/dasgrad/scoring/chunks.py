@@ -9,6 +9,33 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from dasgrad import nested
+from dasgrad.scoring import footprint
+
+FETCHED = 1024
+"""Examples in a chunk where nobody says how many: they are fetched one by one, or fill a GPU."""
+ROWS_BYTES = 64 * 2**20
+"""What a chunk of tensors in memory may be: a choice of rows is copied."""
+
+
+def usual_chunk_size(dataset: Any, device: torch.device, collate_fn: Callable[[list[Any]], Any] | None = None) -> int:
+    """How many examples make a chunk of this data set, for a model on ``device``, where nobody says how many.
+
+    A chunk has a cost of its own, and tensors in memory come in slices for nothing: there it is larger.
+    """
+    columns = nested.columns_of(dataset) if collate_fn is None else None
+    if columns is None or device.type != "cpu":
+        return FETCHED
+    leaves, num_examples = nested.leaves(columns), nested.count_examples(columns)
+    if num_examples == 0 or not all(hasattr(leaf, "nbytes") for leaf in leaves):
+        return FETCHED
+    bytes_an_example: int = max(1, sum(leaf.nbytes for leaf in leaves) // num_examples)
+    return max(footprint.FEWEST, min(footprint.MOST, ROWS_BYTES // bytes_an_example))
+
+
+def check_chunk_size(chunk_size: int, where: str) -> None:
+    """Raises ValueError unless it is a positive integer."""
+    if not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1:
+        raise ValueError(f"`{where}` must be a positive integer, got {chunk_size!r}.")
 
 
 def read_chunks(

@@ -6,7 +6,7 @@ serves are left to the exact fallback, just those.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -87,21 +87,34 @@ class Engine:
         Where that is not all of them, measures are prepared: what they keep from pass to pass would else come to lie
         among the activations of the first, whose memory the next could not use as a whole.
         """
-        num_examples = nested.count_examples(data)
-        leaves = nested.leaves(data)
-        if num_examples <= footprint.FEWEST or not all(leaf.device.type == "cpu" for leaf in leaves):
-            return num_examples
-        key = (probe.kind_of(data, layout.params), tuple([tuple(leaf.shape[1:]) for leaf in leaves]))
-        if key not in self._block_sizes:
-            few = nested.map_leaves(function.cast, probe.few_of(data))
+
+        def held(few: Any) -> int:
             self.look(function, layout, few)
             tensors, collector = function.tensors(), Collector(measures, nested.count_examples(few))
             tape = self.tape(layout, tensors, collector)
             tape.shortcut = collector.shortcut
-            self._block_sizes[key] = footprint.fitting(footprint.bytes_an_example(tape, function, tensors, few))
-        if self._block_sizes[key] < num_examples:
+            kept = footprint.bytes_an_example(tape, function, tensors, few)
+            return max(kept, footprint.largest_result(function, few))
+
+        size = self._block_size(function, probe.kind_of(data, layout.params), data, held)
+        if size < nested.count_examples(data):
             for measure in measures.values():
                 measure.prepare()
+        return size
+
+    def forward_block_size(self, function: LossFunction, data: Any) -> int:
+        """The same for scores that need a forward pass alone."""
+        kind = probe.kind_of(data, ())
+        return self._block_size(function, kind, data, lambda few: footprint.largest_result(function, few))
+
+    def _block_size(self, function: LossFunction, kind: object, data: Any, held: Callable[[Any], int]) -> int:
+        num_examples = nested.count_examples(data)
+        leaves = nested.leaves(data)
+        if num_examples <= footprint.FEWEST or not all(leaf.device.type == "cpu" for leaf in leaves):
+            return num_examples
+        key = (kind, tuple([tuple(leaf.shape[1:]) for leaf in leaves]))
+        if key not in self._block_sizes:
+            self._block_sizes[key] = footprint.fitting(held(nested.map_leaves(function.cast, probe.few_of(data))))
         return self._block_sizes[key]
 
     def tape(self, layout: Layout, tensors: Mapping[str, Tensor], collector: Collector) -> Tape:

@@ -3,8 +3,9 @@
 Scores of examples are independent, so a chunk need not go through the model as a whole. What its passes hold is the
 activations, which grow with the number of examples. A pass has a cost of its own, so that very few examples at once
 are slow; and once their activations are larger than a cache, more at once are no faster. So what a forward pass
-holds of each example is measured on a few, and a chunk is cut into blocks that hold at most `BLOCK_BYTES`. This is
-a matter of shapes alone: the same data are always cut in the same way, in a resumed run, too.
+holds of each example is measured on a few, and a chunk is cut into blocks that hold at most `BLOCK_BYTES`, and are of
+at most `MOST` examples. Layers whose activations nobody keeps count by the largest of these. This is a matter of shapes
+alone: the same data are always cut in the same way, in a resumed run, too.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from dasgrad import nested
 from dasgrad.scoring.losses import LossFunction
@@ -22,11 +24,14 @@ BLOCK_BYTES = 20 * 2**20
 less, what each pass costs by itself: the transformer of ``python -m benchmarks scores`` has blocks of fifty."""
 FEWEST = 32
 """Examples that are taken at once whatever they hold: with fewer, reading the weights takes longer than using them."""
+MOST = 2**14
+"""Examples beside which what a pass costs by itself is nothing, however small the model; more need memory that the
+system must first clear, which for logistic regression takes longer than a quarter of the scores."""
 
 
 def fitting(bytes_an_example: int) -> int:
     """How many examples make a block."""
-    return max(FEWEST, BLOCK_BYTES // max(1, bytes_an_example))
+    return min(MOST, max(FEWEST, BLOCK_BYTES // max(1, bytes_an_example)))
 
 
 def bytes_an_example(tape: Tape, function: LossFunction, tensors: Mapping[str, Tensor], few: Any) -> int:
@@ -54,6 +59,34 @@ def bytes_an_example(tape: Tape, function: LossFunction, tensors: Mapping[str, T
     except RuntimeError:  # the real pass says what is wrong with the model, if anything is
         return 0
     return -(-found // num_examples)
+
+
+class _Results(TorchFunctionMode):
+    """Notes the largest tensor that a torch function returns, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call through."""
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result._base is None:  # a view is no memory of its own
+            self.largest = max(self.largest, result.nbytes)
+        return result
+
+
+def largest_result(function: LossFunction, few: Any) -> int:
+    """Bytes of the largest tensor in a forward pass, by the number of examples.
+
+    About what such a pass holds at a time where nothing is kept for a backward pass.
+    """
+    tensors, results = function.tensors(), _Results()
+    with torch.no_grad(), results:
+        function.call(tensors, few)
+    return -(-results.largest // nested.count_examples(few))
 
 
 def _never(packed: None) -> Tensor:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from dasgrad import nested
 from dasgrad.progress import Progress, show_progress
 from dasgrad.scoring import cheap
-from dasgrad.scoring.chunks import WithinMemory, read_chunks
+from dasgrad.scoring.chunks import FETCHED, WithinMemory, check_chunk_size, read_chunks, usual_chunk_size
 from dasgrad.scoring.collector import add_bases
 from dasgrad.scoring.engine import Engine
 from dasgrad.scoring.explanation import Explanation, explain
@@ -149,23 +149,24 @@ class ExampleScorer:
     def score_dataset(
         self,
         dataset: Any,
-        chunk_size: int = 1024,
+        chunk_size: int | None = None,
         progress: Progress = False,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
     ) -> Tensor:
-        """Scores ``[n]`` of a whole data set, ``chunk_size`` examples at a time, on the model's device.
+        """Scores ``[n]`` of a whole data set, chunk by chunk, on the model's device.
 
         Args:
             dataset: a map-style data set, or tensors in memory (a ``TensorDataset``, or a tuple or dict).
             chunk_size: examples fetched at once; memory is bounded whatever n is. On a CPU a chunk is scored in
-                blocks, if its activations are large; on a GPU it goes through the model as a whole.
+                blocks, if its activations are large; on a GPU it goes through the model as a whole. None is 1,024,
+                or on a CPU of tensors in memory as many as are 64 MiB, but no more than 16,384.
             progress: True for a bar, or a function of (done, total).
             collate_fn, num_workers: as for a ``DataLoader``, for data sets that are not in memory.
         """
-        if not isinstance(chunk_size, int) or chunk_size < 1:
-            raise ValueError(f"`score_dataset(chunk_size=...)` must be a positive integer, got {chunk_size!r}.")
+        chunk_size = self.usual_chunk_size(dataset, collate_fn) if chunk_size is None else chunk_size
+        check_chunk_size(chunk_size, "score_dataset(chunk_size=...)")
         scores = []
         with untouched(self._announced_model()):
             score = self._chunk_scores()
@@ -176,6 +177,10 @@ class ExampleScorer:
                     scores.append(score(data))
                     advance(len(scores[-1]))
             return torch.cat(scores)
+
+    def usual_chunk_size(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> int:
+        """The ``chunk_size`` of `score_dataset` where that is None; a function of one's own is given 1,024 examples."""
+        return FETCHED if callable(self.score) else usual_chunk_size(dataset, device_of(self.model), collate_fn)
 
     def listen(self, batch: Weighted, scale: float = 1.0) -> AbstractContextManager[Heard]:
         """Take a training batch's scores out of its own backward pass.
@@ -360,7 +365,11 @@ class ExampleScorer:
         function = LossFunction(self.model, self._losses, self._dtype)
         if self.score in ("loss", "last_layer"):
             cheap_scores = cheap.loss_scores if self.score == "loss" else cheap.last_layer_scores
-            return lambda data: cheap_scores(function, nested.map_leaves(function.cast, data))
+            return WithinMemory(
+                lambda data: cheap_scores(function, nested.map_leaves(function.cast, data)),
+                functools.partial(self._engine.forward_block_size, function),
+                self._free_memory,
+            )
         params = self._scored_parameters()
         layout, measures = find_layout(self.model, params), self._measures(params)
 

@@ -12,6 +12,7 @@ from dasgrad import nested
 from dasgrad.progress import Progress
 from dasgrad.sampling import AdaptiveSampler
 from dasgrad.scoring import ExampleScorer
+from dasgrad.scoring.chunks import FETCHED, check_chunk_size
 from dasgrad.scoring.isolation import device_of
 from dasgrad.training import generators
 from dasgrad.training.auto import AutoRefresh
@@ -57,7 +58,7 @@ class AdaptiveLoader:
             the copy, and data that are tensors in memory or are read by workers.
         optimizer: whose steps are counted; by default the scorer's.
         scoring_dataset: the same examples in the same order, without augmentation, for scoring.
-        scoring_chunk_size: examples scored at once.
+        scoring_chunk_size: examples scored at once, as `ExampleScorer.score_dataset` has it; None is its choice.
         nonfinite: when an example's score is NaN or infinite: ``"raise"`` stops, naming it, and the
             probabilities stay as they were; ``"keep"`` warns, naming it, and goes on with its last good score.
         progress: True for a bar at each refresh, or a function of (done, total).
@@ -83,7 +84,7 @@ class AdaptiveLoader:
         overlap: int | Literal["auto"] = 0,
         optimizer: Optimizer | None = None,
         scoring_dataset: Any = None,
-        scoring_chunk_size: int = 1024,
+        scoring_chunk_size: int | None = None,
         nonfinite: Literal["raise", "keep"] = "raise",
         progress: Progress = False,
         device: torch.device | str | None = None,
@@ -135,8 +136,12 @@ class AdaptiveLoader:
         self.scorer = scorer
         self.optimizer = optimizer
         self.device = None if device is None else torch.device(device)
-        self.scoring_chunk_size = scoring_chunk_size
         self._scoring_device = torch.device("cpu") if scorer is None else device_of(scorer.model)
+        scored = dataset if scoring_dataset is None else scoring_dataset
+        if scoring_chunk_size is None:
+            scoring_chunk_size = FETCHED if scorer is None else scorer.usual_chunk_size(scored, collate_fn)
+        check_chunk_size(scoring_chunk_size, "AdaptiveLoader(scoring_chunk_size=...)")
+        self.scoring_chunk_size = scoring_chunk_size
         self._schedule = _schedule_of(len(sampler) if refresh is None else refresh)
         if optimizer is not None:
             self._schedule.count_steps_of(optimizer)
@@ -146,7 +151,7 @@ class AdaptiveLoader:
             scorer,
             sampler,
             self._schedule,
-            dataset=dataset if scoring_dataset is None else scoring_dataset,
+            dataset=scored,
             chunk_size=scoring_chunk_size,
             progress=progress,
             collate_fn=collate_fn,

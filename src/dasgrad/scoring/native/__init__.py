@@ -215,22 +215,26 @@ def reads(data: Tensor) -> bool:
     return supports(data) or (library is not None and data.device.type == "cpu" and data.dtype == torch.bfloat16)
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``[B, k], [o, k], [o] -> [B, o]``, for few outputs o: x Wᵀ + b in the type of x."""
+    return linear_with_squares(x, weight, bias, None)[0]
+
+
 def linear_with_squares(
-    x: Tensor, weight: Tensor, bias: Tensor | None, quadratic: Tensor, cross: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    x: Tensor, weight: Tensor, bias: Tensor | None, quadratic: Tensor | None, cross: Tensor | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """``[B, k], [o, k], [o], [o, k], [o, k] -> [B, o]`` three times, for few outputs o.
 
-    x Wᵀ + b in the type of x, and in at least float32 x² Qᵀ and, where C is given, x Cᵀ.
+    x Wᵀ + b in the type of x, and in at least float32 x² Qᵀ where Q is given and x Cᵀ where C is.
     """
     dtype = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
     x, (num_outputs, num_inputs) = x.contiguous(), weight.shape
     matrices = [None if part is None else part.to(dtype).contiguous() for part in (weight, bias, quadratic, cross)]
     assert x.shape[1] == num_inputs
     assert all(part is None or part.is_cpu for part in matrices)
-    assert quadratic.shape == weight.shape
-    assert cross is None or cross.shape == weight.shape
-    outputs, squares = (x.new_empty(len(x), num_outputs, dtype=dtype) for _ in range(2))
-    crosses = None if cross is None else torch.empty_like(squares)
+    assert all(part is None or part.shape == weight.shape for part in (quadratic, cross))
+    outputs = x.new_empty(len(x), num_outputs, dtype=dtype)
+    squares, crosses = (None if part is None else torch.empty_like(outputs) for part in (quadratic, cross))
     function = getattr(library, f"dasgrad_linear_with_squares{16 if x.dtype == torch.bfloat16 else _BITS[dtype]}")
     terms = _pointers(matrices)
     starts = [_rows(x), *(None if part is None else _rows(part) for part in (outputs, squares, crosses))]

@@ -76,7 +76,7 @@ DASGRAD_INLINE void multiply_few(const In* const* x, int64_t together, int64_t n
 // What a layer is made of, [num_outputs, num_inputs] each but for the bias, and what comes of it, [B, num_outputs] each.
 template <typename Real>
 struct Layer {
-  const Real *weight, *bias, *quadratic, *cross;  // null: no bias, no momentum
+  const Real *weight, *bias, *quadratic, *cross;  // null: no bias, the output alone, no momentum
   int64_t num_inputs, num_outputs;
   Real *outputs, *squares, *crosses;
 };
@@ -90,11 +90,11 @@ DASGRAD_INLINE void multiply_and_square(const In* x, int64_t num_examples, const
     for (int64_t e = 0; e < kTogether; ++e) rows[e] = x + (i + (e < together ? e : together - 1)) * width;
     const int64_t at = i * num_outputs;
     multiply_few<kBytes, Real, false>(rows, together, width, layer.weight, layer.bias, num_outputs, layer.outputs + at);
-    multiply_few<kBytes, Real, true>(rows, together, width, layer.quadratic, static_cast<const Real*>(nullptr), num_outputs,
-                             layer.squares + at);
+    const Real* nothing = nullptr;
+    if (layer.quadratic)
+      multiply_few<kBytes, Real, true>(rows, together, width, layer.quadratic, nothing, num_outputs, layer.squares + at);
     if (layer.cross)
-      multiply_few<kBytes, Real, false>(rows, together, width, layer.cross, static_cast<const Real*>(nullptr), num_outputs,
-                                layer.crosses + at);
+      multiply_few<kBytes, Real, false>(rows, together, width, layer.cross, nothing, num_outputs, layer.crosses + at);
   }
 }
 

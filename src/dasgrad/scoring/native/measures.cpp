@@ -24,8 +24,8 @@
 // machines with registers enough.
 //
 // `linear_with_squares`: a layer of few outputs on the data themselves. Its output x W^T + bias, x^2 Q^T and, with
-// momentum, x C^T, which is all that a frozen metric will need of x, in one reading of x. Here x may be in bfloat16,
-// with everything else in float. `sparse_linear`: the output alone, of a sparse x.
+// momentum, x C^T, which is all that a frozen metric will need of x, in one reading of x; or the output alone. Here x may
+// be in bfloat16, with everything else in float. `sparse_linear`: the output alone, of a sparse x.
 //
 // `inverse_metric`: share / (scale sqrt(v) + eps), the metric's inverse, in one pass.
 //
@@ -61,7 +61,7 @@ DASGRAD_EXPORT void dasgrad_inverse_metric64(const double* curvature, int64_t si
   invert64(curvature, size, scale, eps, share, inverse);
 }
 
-// `matrices`: weight, bias or null, quadratic, cross or null. `results`: outputs, squares, crosses or null.
+// `matrices`: weight, bias, quadratic, cross, the last three or null. `results`: outputs, and squares and crosses or null.
 DASGRAD_EXPORT void dasgrad_linear_with_squares16(const uint16_t* x, int64_t num_examples, int64_t num_inputs,
                                                   int64_t num_outputs, const float* const* matrices,
                                                   float* const* results) {
