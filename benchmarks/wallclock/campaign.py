@@ -364,8 +364,9 @@ class Campaign:
         if self._warm:
             return
         self._warm = True
-        num_steps = NUM_WARM_UP_STEPS_ON_CUDA if self._settings.device.type == "cuda" else NUM_WARM_UP_STEPS
         for draws in _warmed(method for method in self._settings.methods if method not in OPTIMIZERS):
+            late = draws == AUTO and self._settings.device.type == "cuda"
+            num_steps = NUM_WARM_UP_STEPS_ON_CUDA if late else NUM_WARM_UP_STEPS
             for size in self._settings.batch_sizes:
                 short = replace(config, draws=draws, batch_size=size, num_steps=num_steps, num_points=1)
                 self._call(train, short, self._settings.device)

@@ -144,7 +144,7 @@ CASES: Mapping[str, Case] = {
         "CIFAR-10, small CIFARNET",
         build_pictures,
         num_steps=6000,
-        learning_rates=(1e-4, 3e-4, 1e-3, 3e-3),
+        learning_rates=(1e-4, 3e-4, 5e-4, 1e-3, 3e-3),
         falling_rates=(0.003, 0.01, 0.03),
         weight_decay=1e-4,
         scorer={"preconditioner": "frozen", "layers": "linear", "dtype": "bfloat16"},
