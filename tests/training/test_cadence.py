@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -319,9 +320,43 @@ def test_a_change_of_tier_must_be_affordable(fleeting):
     auto._tiers.present = "loss"
     auto._tiers.best = lambda found, exact, *rest: exact
     assert auto._affordable_at(loader, 1.0) < 31 < auto._affordable_at(loader, 1.0, loader.scorer)
-    assert [option.decision for option in auto._options(loader, found, 1.0, 15)] == ["off", "keep"]
+    assert [option.decision for option in auto._options(loader, found, 1.0, 15, False)] == ["off", "keep"]
     auto._costs.spent = 5.0
-    assert [option.decision for option in auto._options(loader, found, 1.0, 15)] == ["off", "keep", "refresh"]
+    assert [option.decision for option in auto._options(loader, found, 1.0, 15, False)] == ["off", "keep", "refresh"]
+
+
+@pytest.mark.parametrize("renew", [False, True])
+@pytest.mark.parametrize("now", [0.3, 0.34, 0.6, 0.99])
+@pytest.mark.parametrize("exact", [0.1, 30.0, 1e6])
+@pytest.mark.parametrize("loss", [0.01, 10.0, 1e5])
+def test_tiers_are_compared_only_where_that_can_change_the_decision(fleeting, monkeypatch, loss, exact, now, renew):
+    *_, (_, _, loader) = fleeting(30, 4.0)
+    auto = loader.counter
+    loader.refresh()
+    found = replace(auto.audit(loader, 31, 32), now=now, fresh=0.3)
+    auto._costs.given, auto._costs.seconds = None, {"gradient": exact, "loss": loss, "last_layer": 1e9}
+    monkeypatch.setattr(auto, "_affordable_at", lambda *args: 0.0)
+    tier = auto._tiers._cheaper_than(loader.scorer)["loss"]
+    auto._tiers.present = "loss"
+    compared = []
+
+    def compare(found, exact, score, draws_by, refreshing):
+        compared.append(True)
+        return min(exact, refreshing(tier, 1.1 * found.fresh), key=lambda option: option.factor)
+
+    monkeypatch.setattr(auto._tiers, "best", compare)
+    options = auto._options(loader, found, 1.0, 15, renew)
+    needed = bool(compared)
+    monkeypatch.setattr(auto_module, "choose", lambda *args, **rest: Option("refresh", 0.0, 0.0, 0.0))
+    best = choose(auto._options(loader, found, 1.0, 15, renew), auto._worth, renew=renew)
+    assert compared == [True] * (1 + needed)
+    assert choose(options, auto._worth, renew=renew) == best
+    if not needed:
+        assert best.decision != "refresh"
+    if now == 0.99:
+        assert needed == (min(loss, exact) < 1)
+    if now == 0.3 and not renew:
+        assert not needed
 
 
 def test_a_run_goes_on_between_looks_as_if_it_had_not_stopped(fleeting):

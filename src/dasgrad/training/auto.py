@@ -178,8 +178,8 @@ class AutoRefresh(StepCounter):
             return
         self._num_looked_at = self._affordable(loader, interval * step_seconds)
         found = self.audit(loader, step, self._num_looked_at)
-        options = self._options(loader, found, step_seconds, interval)
-        best = choose(options, self._worth, renew=self._renewed_at(loader, step_seconds) <= step)
+        renew = self._renewed_at(loader, step_seconds) <= step
+        best = choose(self._options(loader, found, step_seconds, interval, renew), self._worth, renew=renew)
         if self._costs.given is not None:
             self._look_seconds = _GRADIENTS * self._costs.given.example * self._num_looked_at
         elif not first:  # when much is done that does not come again, as is trying out what a score costs
@@ -360,7 +360,9 @@ class AutoRefresh(StepCounter):
         self.last = replace(last, noise_scale=noise.measured_scale, larger_batch_factor=larger)
         return self.last
 
-    def _options(self, loader: "AdaptiveLoader", found: Found, step_seconds: float, interval: int) -> list[Option]:
+    def _options(
+        self, loader: "AdaptiveLoader", found: Found, step_seconds: float, interval: int, renew: bool
+    ) -> list[Option]:
         scorer = loader.scorer
         assert scorer is not None
         options = [Option("off", 1.0, 1.0, 1.0)]
@@ -370,9 +372,10 @@ class AutoRefresh(StepCounter):
         if self._affordable_at(loader, step_seconds) > self.num_steps + 1:
             return options
 
-        def refreshing(scorer: ExampleScorer, fresh: float, cheaper: int = 1) -> Option:
+        def refreshing(scorer: ExampleScorer, fresh: float, seconds: float | None = None) -> Option:
             aging, name = self._beliefs.aging, score_name(scorer)
-            in_steps = self._costs.taken_from_training(name, loader) / step_seconds / cheaper
+            seconds = self._costs.taken_from_training(name, loader) if seconds is None else seconds
+            in_steps = seconds / step_seconds
             if loader.overlap == 0:
                 best = plan(found.noise, aging, fresh, in_steps, interval)
             else:
@@ -385,14 +388,26 @@ class AutoRefresh(StepCounter):
             return weights_of(self._memory.foretell(name, scores, found.indices), loader.sampler.floor)
 
         exact = refreshing(scorer, found.fresh)
-        # Cheaper scores are tried where one that costs so much less and leaves as little noise would change the choice.
-        ideal = refreshing(scorer, found.fresh, _DEARER).factor
-        change = ideal < CLEARLY * min(self._worth, exact.factor, *(option.factor for option in options))
-        if self._costs.given is None and (change or self._tiers.present):
+        # Cheaper scores are looked at where one that leaves as little noise would change the choice.
+        ideal = refreshing(scorer, found.fresh, self._least_seconds(loader, scorer))
+        if self._tiers.present:
+            change = any(
+                choose([*options, one], self._worth, renew=renew).decision == "refresh" for one in (exact, ideal)
+            )
+        else:
+            change = ideal.factor < CLEARLY * min(self._worth, exact.factor, *(option.factor for option in options))
+        if self._costs.given is None and change:
             exact = self._tiers.best(found, exact, partial(self._score_by, loader, found.chunks), draws_by, refreshing)
         if self._affordable_at(loader, step_seconds, exact.scorer) <= self.num_steps + 1:
             options.append(exact)
         return options
+
+    def _least_seconds(self, loader: "AdaptiveLoader", exact: ExampleScorer) -> float:
+        """What training loses by the cheapest of the cheaper scores, or what is hoped for before they were tried."""
+        names = self._tiers.names(exact)
+        if self._costs.given is not None or not all(map(self._costs.is_known, names)):
+            return self._costs.taken_from_training(score_name(exact), loader) / _DEARER
+        return min((self._costs.taken_from_training(name, loader) for name in names), default=math.inf)
 
     def _score_by(self, loader: "AdaptiveLoader", chunks: Sequence[Tensor], scorer: ExampleScorer) -> Tensor:
         if not self._costs.is_known(score_name(scorer)):

@@ -29,6 +29,10 @@ class Tiers:
         """Of the present tier, beside the exact one."""
         return self._cheaper_than(exact).get(self.present, exact)
 
+    def names(self, exact: ExampleScorer) -> list[str]:
+        """Of the scores to try beside the exact one."""
+        return [score_name(cheaper) for cheaper in self._cheaper_than(exact).values()]
+
     def _cheaper_than(self, exact: ExampleScorer) -> dict[str, ExampleScorer]:
         """Those to try, by name."""
         names = CHEAPER if exact.score in ("dasgrad", "gradient") else ()
