@@ -72,20 +72,20 @@ class Noise:
 def second_moment_left(scores: Tensor, weights: Tensor) -> float:
     """E_π[w s²]/E_π[s²], from examples drawn from π: 1 for uniform draws."""
     squares = scores.double().square()
-    whole = float(squares.mean())
-    return float((squares * weights.to(squares)).mean()) / whole if whole > 0 else 1.0
+    whole, left = torch.stack((squares.sum(), squares.dot(weights.to(squares)))).tolist()
+    return left / whole if whole > 0 else 1.0
 
 
 def effective_number(scores: Tensor) -> float:
     """(Σs²)²/Σs⁴: how many examples carry the squares, of 1 to all of them; 0 where all are 0."""
     squares = scores.double().square()
-    fourth = float(squares.square().sum())
-    return float(squares.sum()) ** 2 / fourth if fourth > 0 else 0.0
+    whole, fourth = torch.stack((squares.sum(), squares.dot(squares))).tolist()
+    return whole / fourth * whole if fourth > 0 else 0.0
 
 
 def weights_of(scores: Tensor, floor: float) -> Tensor:
     """The weights π/p that draws by these scores would have, from examples drawn from π along the last dimension."""
     scores = scores.double()
     mean = scores.mean(-1, keepdim=True)
-    shares = torch.where(mean > 0, (1 - floor) * scores / mean + floor, 1.0)
+    shares = (scores * ((1 - floor) / mean)).add_(floor).masked_fill_(mean == 0, 1.0)
     return shares.clamp_(min=torch.finfo(shares.dtype).tiny).reciprocal_()

@@ -10,7 +10,6 @@ found out whenever scores are computed anew: which of a few means would have lef
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dasgrad.training.beliefs import FADING
@@ -30,17 +29,17 @@ class ScoreMemory:
 
     def learn(self, name: str, scores: Tensor, floor: float) -> Tensor:
         """Scores to draw by with that floor, ``[n]``, from fresh ones of that name; those of another begin anew."""
-        squares, known = _relative_squares(scores), self._known(name, scores)
+        squares, mean = _relative_squares(scores)
+        known = self._known(name, scores)
         if known is None:
             self._name, self._left_K = name, [0.0] * len(RETAINED)
-            self._squares_Kn = squares.repeat(len(RETAINED), 1)
+            known = self._squares_Kn = squares.repeat(len(RETAINED), 1)
         else:
-            left = (squares * weights_of(known.sqrt(), floor)).mean(1).tolist()
+            left = weights_of(known.sqrt(), floor).mul_(squares).mean(1).tolist()
             self._left_K = [FADING * before + now for before, now in zip(self._left_K, left, strict=True)]
-            shares_K1 = torch.tensor(RETAINED, dtype=squares.dtype, device=squares.device)[:, None]
-            known.mul_(shares_K1).add_((1 - shares_K1) * squares)
-        assert self._squares_Kn is not None
-        return self._squares_Kn[self._best].sqrt() * scores.double().square().mean().sqrt()
+            for squares_n, share in zip(known, RETAINED, strict=True):
+                squares_n.lerp_(squares, 1 - share)
+        return known[self._best].sqrt().mul_(mean.sqrt())
 
     def foretell(self, name: str, scores: Tensor, indices: Tensor) -> Tensor:
         """What draws would go by if all examples were scored now: of some examples, from their fresh scores."""
@@ -48,7 +47,7 @@ class ScoreMemory:
         if squares_Kn is None:
             return scores
         known = squares_Kn[self._best, indices].sqrt()
-        return (share * _relative_squares(known) + (1 - share) * _relative_squares(scores)).sqrt()
+        return (share * _relative_squares(known)[0] + (1 - share) * _relative_squares(scores)[0]).sqrt()
 
     def _known(self, name: str, like: Tensor) -> Tensor | None:
         """What is known of scores of that name, on the device of such."""
@@ -81,8 +80,8 @@ class ScoreMemory:
         return memory
 
 
-def _relative_squares(scores: Tensor) -> Tensor:
-    """Squares over their mean; 1 where all are 0."""
+def _relative_squares(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Squares over their mean, 1 where all are 0; and the mean."""
     squares = scores.double().square()
     mean = squares.mean()
-    return torch.where(mean > 0, squares / mean, 1.0)
+    return squares.div_(mean).masked_fill_(mean == 0, 1.0), mean
