@@ -36,10 +36,7 @@ METHODS = {
         *("refresh", "update", "forget", "draw", "draw_batches", "from_target", "weights_of"),
         *("set_epoch", "state_dict", "load_state_dict"),
     ),
-    "AutoRefresh": (
-        *("audit", "diagnose", "seconds_of", "before_draw", "num_quiet_steps"),
-        *("state_dict", "load_state_dict", "check"),
-    ),
+    "AutoRefresh": (*("diagnose", "before_draw", "num_quiet_steps", "state_dict", "load_state_dict", "check"),),
     "Beta1Decay": ("step", "state_dict", "load_state_dict"),
     "CapturedLoop": ("run",),
     "DASGrad": ("step", "accumulate_update_grads", "add_param_group", "zero_grad", "state_dict", "load_state_dict"),

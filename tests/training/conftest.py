@@ -8,12 +8,12 @@ from dasgrad.training import AutoRefresh
 @pytest.fixture
 def looks(monkeypatch):
     """Step, number of examples and findings of every look from here on."""
-    noted, audit = [], AutoRefresh.audit
+    noted, audit = [], AutoRefresh._audit
 
-    def note(self, loader, step, number, **options):
-        found = audit(self, loader, step, number, **options)
+    def note(self, loader, step, number):
+        found = audit(self, loader, step, number)
         noted.append((step, number, found))
         return found
 
-    monkeypatch.setattr(AutoRefresh, "audit", note)
+    monkeypatch.setattr(AutoRefresh, "_audit", note)
     return noted

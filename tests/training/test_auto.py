@@ -349,7 +349,7 @@ def test_an_example_without_a_finite_loss_does_not_blind_it():
     targets[3::10] = math.nan
     auto = AutoRefresh(costs=DEAR)
     loader = build(auto, data=(inputs, targets))[2]
-    found = auto.audit(loader, 1, 256)
+    found = auto._audit(loader, 1, 256)
     assert not found.finite.all()
     assert 0 < found.fresh < 0.7
     assert found.now == pytest.approx(1.0)
@@ -370,8 +370,8 @@ def test_forgotten_scores_are_the_target_again():
 def test_a_look_tells_what_it_believes_of_the_noise(monkeypatch):
     """64 examples in each half, and the batch size as the prior has it."""
     monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: (1e6, 1e5))
-    auto = AutoRefresh(costs=DEAR)
+    auto = AutoRefresh(num_audited=64, costs=CHEAP)
     loader = build(auto)[2]
     belief = NoiseBelief()
     belief.observe(1e6, 1e5, 32)
-    assert auto.audit(loader, 1, 64, always_noise=True).noise.scale == pytest.approx(belief.at(loader.batch_size).scale)
+    assert auto._audit(loader, 1, 64).noise.scale == pytest.approx(belief.at(loader.batch_size).scale)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dasgrad
-from dasgrad.training import AutoRefresh, Costs, cadence, trials
+from dasgrad.training import AutoRefresh, Costs, cadence, evidence, trials
 from dasgrad.training import auto as auto_module
 from dasgrad.training.beliefs import AgingBelief
 from dasgrad.training.findings import Option, draw_examples
@@ -114,12 +114,12 @@ def test_noise_is_not_measured_where_nothing_can_pay_whatever_it_is(monkeypatch,
     """Of 0.84 of the second moment 0.852 is left until the next look, and 0.85 must be; scores in use cost nothing."""
     noise = []
     monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: noise.append(1) or (1.0, 1.0))
-    monkeypatch.setattr(auto_module, "second_moment_left", lambda scores, weights: left)
+    monkeypatch.setattr(evidence, "second_moment_left", lambda scores, weights: left)
     auto = AutoRefresh(costs=CHEAP)
     loader = build(auto)[2]
     if refreshed:
         loader.refresh()
-    auto.audit(loader, 16, 256)
+    auto._audit(loader, 16, 256)
     assert bool(noise) == (measured or refreshed)
 
 
@@ -133,11 +133,11 @@ def test_noise_is_not_measured_where_scores_are_too_dear_whatever_it_is(monkeypa
     """
     noise = []
     monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: noise.append(1) or (1.0, 1.0))
-    monkeypatch.setattr(auto_module, "second_moment_left", lambda scores, weights: 0.5)
+    monkeypatch.setattr(evidence, "second_moment_left", lambda scores, weights: 0.5)
     monkeypatch.setattr(auto_module, "CLEARLY", clearly)
     loader = build(AutoRefresh(costs=CHEAP))[2]
     auto = AutoRefresh(costs=Costs(step=1.0, example=scored / loader.sampler.num_examples))
-    auto.audit(loader, 20, 256)
+    auto._audit(loader, 20, 256)
     assert bool(noise) == measured
 
 
@@ -153,9 +153,8 @@ def test_noise_is_that_of_as_many_examples_as_their_share_of_training_allows(mon
     monkeypatch.setattr(dasgrad.ExampleScorer, "noise", note)
     auto = AutoRefresh(num_audited=40, costs=CHEAP)
     loader = build(auto)[2]
-    auto.audit(loader, step, 400)
-    auto.audit(loader, step, 400, always_noise=True)
-    assert noise == [number, 400]
+    auto._audit(loader, step, 400)
+    assert noise == [number]
 
 
 def test_the_first_look_takes_the_scores_of_the_trial(monkeypatch, looks):
@@ -219,7 +218,7 @@ def test_noise_that_is_no_number_is_not_remembered(monkeypatch):
     monkeypatch.setattr(dasgrad.ExampleScorer, "noise", lambda self, chunks: next(found))
     auto = AutoRefresh(costs=DEAR)
     loader = build(auto)[2]
-    scales = [auto.audit(loader, step, 64).noise.scale for step in range(1, 6)]
+    scales = [auto._audit(loader, step, 64).noise.scale for step in range(1, 6)]
     assert math.isfinite(scales[0])
     assert scales == [scales[0]] * 5
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import dasgrad
-from dasgrad.training import AutoRefresh
-from dasgrad.training import auto as auto_module
+from dasgrad.training import AutoRefresh, evidence
 from dasgrad.training.beliefs import USUAL_NOISE, AgingBelief
 from dasgrad.training.findings import HARDLY
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
@@ -84,7 +83,7 @@ def test_scores_of_all_are_kept_as_long_as_fresh_ones_should_hardly_be_better(fl
     fresh = loader.diagnosis().noise_left_fresh
     auto._costs.seconds["gradient"] = 12.0  # as if it had cost so much
     auto._look_seconds = 20.0
-    auto._beliefs.aging.share = 0.05
+    auto._evidence.beliefs.aging.share = 0.05
     assert not auto._made_at_audit
     auto._made_at_audit = True  # as if a look at some had had them made
     train(model, optimizer, loader, 8)
@@ -93,8 +92,8 @@ def test_scores_of_all_are_kept_as_long_as_fresh_ones_should_hardly_be_better(fl
     assert (found.step, found.decision, found.staleness) == (24, "keep", 8)
     now = fresh + 0.05 * (1 - fresh)
     assert found.noise_left == pytest.approx(AgingBelief(0.05).on_average(now))
-    assert auto._beliefs.aging.share == pytest.approx(0.1)  # nothing was seen of it: half way back to what is usual
-    auto._beliefs.aging.share = 0.15
+    assert auto._evidence.beliefs.aging.share == pytest.approx(0.1)  # nothing was seen: half way back to what is usual
+    auto._evidence.beliefs.aging.share = 0.15
     assert auto.num_quiet_steps() == 36 - 26
     assert auto.state_dict()["looks_kept"] == 1
     before = loader.sampler.weights
@@ -120,7 +119,7 @@ def long_memory(monkeypatch):
 
     def remember(auto, name):
         generator = torch.Generator().manual_seed(1)
-        auto._memory.learn(name, torch.rand(NUM_EXAMPLES, generator=generator, dtype=torch.float64), 0.2)
+        auto._evidence.memory.learn(name, torch.rand(NUM_EXAMPLES, generator=generator, dtype=torch.float64), 0.2)
 
     return remember
 
@@ -140,9 +139,9 @@ def test_a_look_at_some_foretells_what_draws_by_memory_would_leave(long_memory):
     auto = AutoRefresh(costs=CHEAP)
     _, _, loader = build(auto)
     long_memory(auto, "gradient")
-    found = auto.audit(loader, 16, 100)
+    found = auto._audit(loader, 16, 100)
     indices = torch.cat(list(found.chunks))
-    draws_by = auto._memory.foretell("gradient", found.scores, indices)
+    draws_by = auto._evidence.memory.foretell("gradient", found.scores, indices)
     left = second_moment_left(found.scores, weights_of(draws_by, loader.sampler.floor))
     assert left > 1.2 * second_moment_left(found.scores, weights_of(found.scores, loader.sampler.floor))
     assert found.fresh == pytest.approx(found.noise.of_second_moment(left))
@@ -164,10 +163,10 @@ def test_looks_that_score_all_by_a_cheaper_score_do_not_go_on_for_ever(flat, loo
 def test_aging_is_forgotten_while_draws_are_uniform(flat):
     """Or scores that were once seen to age fast would be made and thrown away for ever."""
     auto, model, optimizer, loader = flat(0.5, rare=False)
-    auto._beliefs.aging.share = 1.9
+    auto._evidence.beliefs.aging.share = 1.9
     train(model, optimizer, loader, 17)
     assert not loader.sampler.refreshed
-    assert auto._beliefs.aging.share == pytest.approx((1.9 + 0.15) / 2)
+    assert auto._evidence.beliefs.aging.share == pytest.approx((1.9 + 0.15) / 2)
 
 
 def test_scores_that_someone_else_gave_are_made_anew_at_the_first_look(flat):
@@ -205,7 +204,7 @@ def test_scores_of_all_that_win_nothing_are_forgotten_for_a_hundred_times_their_
 def test_scores_of_all_that_win_a_little_are_made_again_the_sooner_the_more_they_win(flat, monkeypatch):
     """Half a step's time, at 1 % of the time where nothing is won, and at 20 % of what would be."""
     auto, model, optimizer, loader = flat(0.5)
-    monkeypatch.setattr(auto_module, "second_moment_left", lambda scores, weights: 0.87)
+    monkeypatch.setattr(evidence, "second_moment_left", lambda scores, weights: 0.87)
     train(model, optimizer, loader, 17)
     found = loader.diagnosis()
     assert (found.step, found.decision) == (16, "off")

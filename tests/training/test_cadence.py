@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dasgrad.training import AutoRefresh, Costs, cadence
+from dasgrad.training import AutoRefresh, Costs, cadence, evidence
 from dasgrad.training import auto as auto_module
 from dasgrad.training.beliefs import LEAST_KEPT, USUAL_AGING, AgingBelief
 from dasgrad.training.cadence import LASTING, LEAST_BETWEEN, MOST_BETWEEN, RENEWING, plan, plan_beside, renewal
@@ -157,18 +157,18 @@ def fleeting(monkeypatch):
     def lose_most(self, *args):
         self.share = 0.9
 
-    audit = AutoRefresh.audit
+    audit = AutoRefresh._audit
     monkeypatch.setattr(AgingBelief, "observe", lose_most)
     monkeypatch.setattr(AgingBelief, "forget", lose_most)
 
     def run(num_steps, seconds):
         steps, looks = [], []
 
-        def note(self, loader, step, number, **options):
+        def note(self, loader, step, number):
             looks.append(step)
-            return audit(self, loader, step, number, **options)
+            return audit(self, loader, step, number)
 
-        monkeypatch.setattr(AutoRefresh, "audit", note)
+        monkeypatch.setattr(AutoRefresh, "_audit", note)
         parts = build(AutoRefresh(costs=Costs(step=1.0, example=seconds / NUM_EXAMPLES), num_audited=32))
         parts[2].on_refresh(lambda event: steps.append(event.step))
         train(*parts, num_steps)
@@ -211,7 +211,7 @@ def lasting(monkeypatch):
 
 def test_scores_that_seem_to_do_are_renewed_for_a_share_of_what_they_win(lasting, monkeypatch):
     steps, loader = lasting(3000, 20.0)
-    after = renewal(20.0, 1 - loader.counter._beliefs.noise.at(loader.batch_size).steps_factor(0.0))
+    after = renewal(20.0, 1 - loader.counter._evidence.beliefs.noise.at(loader.batch_size).steps_factor(0.0))
     apart = [late - early for early, late in itertools.pairwise(steps) if early > 500]
     assert min(apart) >= after > LEAST_BETWEEN  # nothing wins more than if it left no noise
     assert max(apart) < after + LEAST_BETWEEN + 50  # as is known at a look, and before that one more
@@ -282,8 +282,8 @@ def test_a_look_tells_how_scores_age_where_it_had_them_made_and_judges_them(flee
     assert not auto.state_dict()["made_at_audit"]
     auto._made_at_audit, auto._tiers.present, auto._looks_kept = made_at_audit, tier, 2.0
     made = auto.last.step
-    audit = AutoRefresh.audit
-    monkeypatch.setattr(AutoRefresh, "audit", lambda *args: found.append(audit(*args)) or found[0])
+    audit = AutoRefresh._audit
+    monkeypatch.setattr(AutoRefresh, "_audit", lambda *args: found.append(audit(*args)) or found[0])
     monkeypatch.setattr(AgingBelief, "observe", lambda self, *args: observed.append(args))
     weights = loader.sampler.weights
     train(model, optimizer, loader, 1)
@@ -303,7 +303,8 @@ def test_a_look_tells_how_scores_age_where_it_had_them_made_and_judges_them(flee
 def test_uniform_draws_between_looks_do_not_put_off_the_next_look(fleeting, monkeypatch):
     *_, (model, optimizer, loader) = fleeting(700, 4.0)
     state = loader.counter.state_dict()
-    monkeypatch.setattr(auto_module, "second_moment_left", lambda scores, weights: 1.0)  # nothing is won any more
+    for module in (auto_module, evidence):
+        monkeypatch.setattr(module, "second_moment_left", lambda scores, weights: 1.0)  # nothing is won any more
     train(model, optimizer, loader, state["next_look"] + 1 - loader.num_steps)
     assert loader.diagnosis().decision == "off"
     assert loader.counter.state_dict()["next_look"] == state["next_audit"]
@@ -313,7 +314,7 @@ def test_a_change_of_tier_must_be_affordable(fleeting):
     *_, (_, _, loader) = fleeting(30, 4.0)
     auto = loader.counter
     loader.refresh()
-    found = auto.audit(loader, 31, 32)
+    found = auto._audit(loader, 31, 32)
     auto._costs.given, auto._costs.seconds = None, {"gradient": 10.0, "loss": 0.1, "last_layer": 1e9}
     auto._costs.spent = 10.0
     auto._tiers._cheaper_than(loader.scorer)
@@ -333,7 +334,7 @@ def test_tiers_are_compared_only_where_that_can_change_the_decision(fleeting, mo
     *_, (_, _, loader) = fleeting(30, 4.0)
     auto = loader.counter
     loader.refresh()
-    found = replace(auto.audit(loader, 31, 32), now=now, fresh=0.3)
+    found = replace(auto._audit(loader, 31, 32), now=now, fresh=0.3)
     auto._costs.given, auto._costs.seconds = None, {"gradient": exact, "loss": loss, "last_layer": 1e9}
     monkeypatch.setattr(auto, "_affordable_at", lambda *args: 0.0)
     tier = auto._tiers._cheaper_than(loader.scorer)["loss"]

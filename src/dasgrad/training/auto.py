@@ -22,24 +22,23 @@ from torch import Tensor
 
 from dasgrad.scoring import ExampleScorer
 from dasgrad.scoring.names import score_name
-from dasgrad.training.beliefs import ENOUGH, Beliefs, NoiseBelief
+from dasgrad.training.beliefs import ENOUGH, NoiseBelief
 from dasgrad.training.cadence import LASTING, LEAST_BETWEEN, plan, plan_beside, renewal
 from dasgrad.training.costs import Costs, ScoringCosts
 from dasgrad.training.diagnosis import Diagnosis
+from dasgrad.training.evidence import Evidence
 from dasgrad.training.findings import HARDLY, Found, Option, choose, draw_examples
 from dasgrad.training.forecast import Noise, effective_number, second_moment_left, weights_of
-from dasgrad.training.memory import ScoreMemory
 from dasgrad.training.refresh import StepCounter
 from dasgrad.training.stopwatch import Clock
 from dasgrad.training.tiers import CLEARLY, Tiers
-from dasgrad.training.trials import Trial
 
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
 STATE_VERSION = 8  # version 7 knew of learning rates
 _PLAIN = ["num_steps", "next_look", "next_audit", "refreshed_at", "left_then", "left_first", "made_at_audit"]
-_PLAIN += ["num_looked_at", "look_seconds", "example_seconds", "promise", "looks_kept", "failure"]
+_PLAIN += ["num_looked_at", "look_seconds", "promise", "looks_kept", "failure"]
 """Numbers and words of the state, by the names of attributes."""
 _LARGEST_AUDIT, _AUDIT_GROWTH = 4096, 8
 """Examples looked at: no more than these, and than so many times those of the last look, by which the cost is known."""
@@ -101,18 +100,16 @@ class AutoRefresh(StepCounter):
         self._most_auditing = most_auditing
         self._most_scoring = most_scoring
         self._costs = ScoringCosts(costs, clock)
+        self._evidence = Evidence(self._costs)
         self._tiers = Tiers()
         self._next_look = self._next_audit = first  # up to an audit, scores in use are made anew without one
         self._refreshed_at: int | None = None  # by a decision; the sampler knows whether there are scores in use
         self._left_then = 1.0  # noise left at the last look, by the scores in use
         self._left_first = 1.0  # noise they left when they were made, judged by themselves
         self._made_at_audit = True  # whether that was at a look, and not between two
-        self._beliefs = Beliefs.usual()
-        self._memory = ScoreMemory()
         self._num_looked_at = num_audited
         self._look_seconds: float | None = None  # of the last look; None where it is not known yet
         self._promise = 0.0  # the share of the time that fresh scores would save, if they cost nothing
-        self._example_seconds = 0.0  # of a gradient, at the last look at some
         self._looks_kept = 0.0  # for which the scores in use were kept
         self._failure = ""
         self.last = Diagnosis(step=1, decision="wait")
@@ -127,7 +124,7 @@ class AutoRefresh(StepCounter):
             scored = loader.take_effect()
             if scored is not None:
                 self._costs.note_beside(scored, self.stopwatch.lost_beside())
-                self._remember(loader, scored.score)
+                self._evidence.remember(loader, scored.score)
             if self._failure or loader.pending or self.num_steps + 1 < self._next_look:
                 return
             step_seconds = self._step_seconds()
@@ -163,7 +160,8 @@ class AutoRefresh(StepCounter):
             self._next_look = max(step, math.ceil(self._costs.start_at(loader, step_seconds, self._most_scoring)))
             if self._next_look > step:
                 return
-            tried = self._try_out(loader, loader.scorer, step, self._most_scoring * step * step_seconds)
+            spare = self._most_scoring * step * step_seconds
+            tried = self._evidence.try_out(loader, loader.scorer, step, step_seconds, spare)
             if self._look_seconds is None:
                 self._look_seconds = _CALLS * tried.seconds(self._num_audited, self._num_audited)
         affordable = self._affordable_at(loader, step_seconds)
@@ -171,13 +169,13 @@ class AutoRefresh(StepCounter):
             self._next_look = min(step + interval, math.ceil(affordable))
             if first:
                 name = score_name(loader.scorer)
-                self.last = Diagnosis(step, "wait", step_seconds, self.seconds_of(name, loader), name)
+                self.last = Diagnosis(step, "wait", step_seconds, self._evidence.seconds_of(name, loader), name)
             return
         if (loader.sampler.refreshed and step < self._next_audit) or self._scores_are_cheap(loader):
             self._look_at_all(loader, step_seconds, interval)
             return
         self._num_looked_at = self._affordable(loader, interval * step_seconds)
-        found = self.audit(loader, step, self._num_looked_at)
+        found = self._audit(loader, step, self._num_looked_at)
         renew = self._renewed_at(loader, step_seconds) <= step
         best = choose(self._options(loader, found, step_seconds, interval, renew), self._worth, renew=renew)
         if self._costs.given is not None:
@@ -196,7 +194,7 @@ class AutoRefresh(StepCounter):
         name = score_name(self._scorer(loader))
         if self._refreshed_at is None or loader.overlap != 0 or not self._costs.is_known(name):
             return sys.maxsize
-        return self._refreshed_at + renewal(self.seconds_of(name, loader) / step_seconds, self._promise)
+        return self._refreshed_at + renewal(self._evidence.seconds_of(name, loader) / step_seconds, self._promise)
 
     def _affordable_at(self, loader: "AdaptiveLoader", step_seconds: float, by: ExampleScorer | None = None) -> float:
         """The step from which on all examples may be scored once more, by the present tier or another."""
@@ -214,13 +212,13 @@ class AutoRefresh(StepCounter):
         overdue = bool(self._tiers.present) and self.num_steps + 1 >= _OVERDUE * self._next_audit  # to compare tiers
         if self._costs.given is not None or loader.overlap != 0 or self._look_seconds is None or overdue:
             return False
-        return self.seconds_of(score_name(self._scorer(loader)), loader) < _WHOLE * self._look_seconds
+        return self._evidence.seconds_of(score_name(self._scorer(loader)), loader) < _WHOLE * self._look_seconds
 
     def _look_at_all(self, loader: "AdaptiveLoader", step_seconds: float, interval: int) -> None:
         """Score all examples where that should pay, see what they are worth, and keep the scores or forget them."""
         scorer, sampler, step = self._scorer(loader), loader.sampler, self.num_steps + 1
-        aging, noise = self._beliefs.aging, self._beliefs.noise.at(loader.batch_size)
-        in_steps = self.seconds_of(score_name(scorer), loader) / step_seconds
+        aging, noise = self._evidence.beliefs.aging, self._evidence.beliefs.noise.at(loader.batch_size)
+        in_steps = self._evidence.seconds_of(score_name(scorer), loader) / step_seconds
         fresh, before, looks = self._left_first, None, self._looks_since(step)
         again = plan(noise, aging, fresh, in_steps, interval)
         in_use = sampler.refreshed and self._refreshed_at is not None  # else they are of no known worth
@@ -234,8 +232,9 @@ class AutoRefresh(StepCounter):
         if not in_use or (before is None and looks == 1):
             aging.forget()
         if not in_use or before is not None:
-            in_steps = self._rescore(loader, scorer, noise) / step_seconds
-            scores, fresh = self._memory.latest, self._left_first
+            seconds, self._left_first = self._evidence.rescore(loader, scorer, noise)
+            in_steps = seconds / step_seconds
+            scores, fresh = self._evidence.memory.latest, self._left_first
             if before is not None:
                 now = noise.of_second_moment(second_moment_left(scores, before))
                 aging.observe(fresh, now, effective_number(scores), looks + self._looks_kept)
@@ -275,50 +274,36 @@ class AutoRefresh(StepCounter):
         least = min(self._num_audited, num_examples)
         if not self._look_seconds:
             return least
-        each = _GRADIENTS * self.seconds_of(score_name(loader.scorer), loader) / num_examples
+        each = _GRADIENTS * self._evidence.seconds_of(score_name(loader.scorer), loader) / num_examples
         spare = self._share_to_spare() * seconds - self._look_seconds
         most = min(_LARGEST_AUDIT, _AUDIT_GROWTH * self._num_looked_at, num_examples)
         return max(least, min(most, self._num_looked_at + int(spare / each)))
 
-    def audit(self, loader: "AdaptiveLoader", step: int, number: int, *, always_noise: bool = False) -> Found:
+    def _audit(self, loader: "AdaptiveLoader", step: int, number: int) -> Found:
         """Measure scores, noise and costs on some examples; draws and probabilities stay as they are.
 
-        Noise is measured where a decision can depend on it, or ``always_noise``: it takes longer than all the rest.
+        Noise is measured where a decision can depend on it: it takes longer than all the rest.
         """
-        scorer, sampler = loader.scorer, loader.sampler
-        assert scorer is not None
-        indices = chosen = draw_examples(loader.sampler, step, number)
-        chunks = chosen.split(loader.scoring_chunk_size)
-        if not self._costs.is_known(score_name(scorer)):
-            self._try_out(loader, scorer, step)  # for `examine`
-        scores, seconds = self._costs.scores_of(loader, scorer, chunks)
-        if len(chunks[0]) == loader.scoring_chunk_size:
-            self._costs.note(score_name(scorer), seconds * sampler.num_examples / len(indices))
-        # Examples without a finite score are the refresh's business, which names them.
-        finite = torch.isfinite(scores).to(sampler.device)
-        scores, indices = scores.to(sampler.device)[finite], indices[finite]
-        foretold = self._memory.foretell(score_name(scorer), scores, indices)
-        second_moment = second_moment_left(scores, weights_of(foretold, sampler.floor))
-        aging = self._beliefs.aging
+        evidence, sampler, aging = self._evidence, loader.sampler, self._evidence.beliefs.aging
+        sample = evidence.sample(loader, step, number, self._step_seconds() or 0.0)
         if not sampler.refreshed:
             aging.forget()
-        if always_noise or self._could_pay(loader, step, second_moment):
-            noisy = chosen if always_noise else chosen[: self._num_gradients(loader, step)]
-            self._measure_noise(loader, noisy.split(loader.scoring_chunk_size), self._beliefs.noise)
-        noise = self._beliefs.noise.at(loader.batch_size)
-        now = noise.of_second_moment(second_moment_left(scores, sampler.weights_of(indices)))
-        fresh = noise.of_second_moment(second_moment)
-        if sampler.refreshed and self._left_then < 1 and self._made_at_audit and not self._tiers.present:
-            looks = self._looks_kept + self._looks_since(step)
-            aging.observe(fresh, now, effective_number(scores), looks)
-            now = aging.age(fresh, looks)
-        return Found(chunks, finite, scores, noise, now, fresh, self._example_seconds)
+        if self._could_pay(loader, step, sample.second_moment_left):
+            noisy = sample.chosen[: self._num_gradients(loader, step)]
+            evidence.measure_noise(loader, noisy, evidence.beliefs.noise)
+        found = evidence.judge(sample, loader)
+        if not (sampler.refreshed and self._left_then < 1 and self._made_at_audit) or self._tiers.present:
+            return found
+        looks = self._looks_kept + self._looks_since(step)
+        aging.observe(found.fresh, found.now, effective_number(found.scores), looks)
+        return replace(found, now=aging.age(found.fresh, looks))
 
     def _could_pay(self, loader: "AdaptiveLoader", step: int, second_moment: float) -> bool:
         """Whether adaptive draws may be chosen at all; else nothing depends on how much noise there is."""
         if loader.sampler.refreshed:
             return second_moment <= self._worth
-        least, step_seconds = self._beliefs.least_factor(second_moment, loader.batch_size), self._step_seconds()
+        least = self._evidence.beliefs.least_factor(second_moment, loader.batch_size)
+        step_seconds = self._step_seconds()
         if step_seconds is None:
             return least <= self._worth
         assert loader.scorer is not None
@@ -335,18 +320,6 @@ class AutoRefresh(StepCounter):
         """Steps until the next look, unless they are too few for what a look takes."""
         return max(1, int(step * (self._growth - 1)))
 
-    def _measure_noise(self, loader: "AdaptiveLoader", chunks: Sequence[Tensor], belief: NoiseBelief) -> None:
-        """And what the gradient of an example takes in a large batch."""
-        scorer = loader.scorer
-        assert scorer is not None
-        started = self._costs.now(scorer)
-        if scorer.has_losses:
-            noise, mean = scorer.noise(loader.examples_for_scoring(indices) for indices in chunks)
-            if math.isfinite(noise) and math.isfinite(mean) and noise > 0:
-                belief.observe(noise, mean, sum(len(indices) // 2 for indices in chunks))
-        seconds = max(0.0, self._costs.now(scorer) - started) / sum(map(len, chunks))
-        self._example_seconds = seconds if self._costs.given is None else self._costs.given.example
-
     def diagnose(self, loader: "AdaptiveLoader") -> Diagnosis:
         """What was found at the last look; the noise, where that decided nothing and was not measured, is now."""
         last, step_seconds = self.last, self.last.step_seconds
@@ -354,9 +327,9 @@ class AutoRefresh(StepCounter):
             return last
         indices = draw_examples(loader.sampler, self.num_steps + 1, self._num_audited)
         belief = NoiseBelief()  # decisions do not depend on who asks
-        self._measure_noise(loader, indices.split(loader.scoring_chunk_size), belief)
+        self._evidence.measure_noise(loader, indices, belief)
         noise = belief.at(loader.batch_size)
-        larger = noise.larger_batch_factor(4, step_seconds, self._example_seconds)
+        larger = noise.larger_batch_factor(4, step_seconds, self._evidence.example_seconds)
         self.last = replace(last, noise_scale=noise.measured_scale, larger_batch_factor=larger)
         return self.last
 
@@ -367,13 +340,13 @@ class AutoRefresh(StepCounter):
         assert scorer is not None
         options = [Option("off", 1.0, 1.0, 1.0)]
         if loader.sampler.refreshed:
-            left = self._beliefs.aging.on_average(found.now)
+            left = self._evidence.beliefs.aging.on_average(found.now)
             options.append(Option("keep", found.noise.steps_factor(left), found.now, left))
         if self._affordable_at(loader, step_seconds) > self.num_steps + 1:
             return options
 
         def refreshing(scorer: ExampleScorer, fresh: float, seconds: float | None = None) -> Option:
-            aging, name = self._beliefs.aging, score_name(scorer)
+            aging, name = self._evidence.beliefs.aging, score_name(scorer)
             seconds = self._costs.taken_from_training(name, loader) if seconds is None else seconds
             in_steps = seconds / step_seconds
             if loader.overlap == 0:
@@ -385,7 +358,7 @@ class AutoRefresh(StepCounter):
             return Option("refresh", best.factor, fresh, best.noise_left, scorer, soon)
 
         def draws_by(name: str, scores: Tensor) -> Tensor:
-            return weights_of(self._memory.foretell(name, scores, found.indices), loader.sampler.floor)
+            return weights_of(self._evidence.memory.foretell(name, scores, found.indices), loader.sampler.floor)
 
         exact = refreshing(scorer, found.fresh)
         # Cheaper scores are looked at where one that leaves as little noise would change the choice.
@@ -411,7 +384,7 @@ class AutoRefresh(StepCounter):
 
     def _score_by(self, loader: "AdaptiveLoader", chunks: Sequence[Tensor], scorer: ExampleScorer) -> Tensor:
         if not self._costs.is_known(score_name(scorer)):
-            self._try_out(loader, scorer, self.num_steps + 1)
+            self._evidence.try_out(loader, scorer, self.num_steps + 1, self._step_seconds() or 0.0)
         return self._costs.scores_of(loader, scorer, chunks)[0]
 
     def _carry_out(self, loader: "AdaptiveLoader", best: Option, noise: Noise, fresh: float) -> None:
@@ -423,7 +396,7 @@ class AutoRefresh(StepCounter):
                 scorer = best.scorer
                 self._tiers.take(scorer)
                 if loader.overlap == 0:
-                    self._rescore(loader, scorer, noise)
+                    _, self._left_first = self._evidence.rescore(loader, scorer, noise)
                 else:
                     loader.rescore_beside(scorer, self._costs.steps_beside(score_name(scorer), loader, step_seconds))
             self._refreshed_at = step
@@ -436,39 +409,15 @@ class AutoRefresh(StepCounter):
             step=step,
             decision=best.decision,
             step_seconds=step_seconds,
-            scoring_seconds=self.seconds_of(score_name(scorer), loader),
+            scoring_seconds=self._evidence.seconds_of(score_name(scorer), loader),
             score=score_name(scorer),
             noise_scale=noise.measured_scale,
             noise_left_fresh=fresh,
             noise_left=best.noise_left,
             staleness=None if self._refreshed_at is None else step - self._refreshed_at,
             time_factor=best.factor,
-            larger_batch_factor=noise.larger_batch_factor(4, step_seconds, self._example_seconds),
+            larger_batch_factor=noise.larger_batch_factor(4, step_seconds, self._evidence.example_seconds),
         )
-
-    def _rescore(self, loader: "AdaptiveLoader", scorer: ExampleScorer, noise: Noise) -> float:
-        """Rescore all examples, see what draws by the scores leave, and return what that takes."""
-        started = self._costs.now(scorer)
-        loader.rescore(scorer, partial(self._memory.learn, score_name(scorer), floor=loader.sampler.floor))
-        self._costs.note(score_name(scorer), self._costs.now(scorer) - started)
-        seconds = self.seconds_of(score_name(scorer), loader)
-        self._costs.spent += seconds
-        self._left_first = noise.of_second_moment(second_moment_left(self._memory.latest, loader.sampler.weights))
-        return seconds
-
-    def _remember(self, loader: "AdaptiveLoader", name: str) -> None:
-        """Have draws go by what scores made beside training, which the sampler just got, and those before foretell."""
-        sampler = loader.sampler
-        sampler.refresh(self._memory.learn(name, sampler.scores, sampler.floor))
-
-    def _try_out(self, loader: "AdaptiveLoader", scorer: ExampleScorer, step: int, spare: float = 0.0) -> Trial:
-        """A first idea of what scoring takes."""
-        choose = partial(draw_examples, loader.sampler, step)
-        return self._costs.try_out(loader, scorer, choose, self._step_seconds() or 0.0, spare)
-
-    def seconds_of(self, name: str, loader: "AdaptiveLoader") -> float:
-        """Of scoring all examples by the score of that name."""
-        return self._costs.of_all(name, loader.sampler.num_examples)
 
     # --- state ----------------------------------------------------------------------------------------
 
@@ -478,11 +427,7 @@ class AutoRefresh(StepCounter):
             "auto": STATE_VERSION,
             **{name: getattr(self, _attribute(name)) for name in _PLAIN},
             "tier": self._tiers.present,
-            "beliefs": self._beliefs.state_dict(),
-            "memory": self._memory.state_dict(),
-            "scoring_seconds": dict(self._costs.seconds),
-            "lost": self._costs.lost,
-            "spent": self._costs.spent,
+            **self._evidence.state_dict(),
             "last": asdict(self.last),
         }
 
@@ -500,10 +445,7 @@ class AutoRefresh(StepCounter):
         for name in _PLAIN:
             setattr(self, _attribute(name), state_dict[name])
         self._tiers.present = str(state_dict["tier"])
-        self._beliefs = Beliefs.from_state_dict(state_dict["beliefs"])
-        self._memory = ScoreMemory.from_state_dict(state_dict["memory"])
-        self._costs.seconds = dict(state_dict["scoring_seconds"])
-        self._costs.lost, self._costs.spent = float(state_dict["lost"]), float(state_dict["spent"])
+        self._evidence.load_state_dict(state_dict)
         self.last = Diagnosis(**state_dict["last"])
 
     def __repr__(self) -> str:
