@@ -329,7 +329,7 @@ class AutoRefresh(StepCounter):
         belief = NoiseBelief()  # decisions do not depend on who asks
         self._evidence.measure_noise(loader, indices, belief)
         noise = belief.at(loader.batch_size)
-        larger = noise.larger_batch_factor(4, step_seconds, self._evidence.example_seconds)
+        larger = self._evidence.larger_batch_factor(noise, loader, step_seconds)
         self.last = replace(last, noise_scale=noise.measured_scale, larger_batch_factor=larger)
         return self.last
 
@@ -416,7 +416,7 @@ class AutoRefresh(StepCounter):
             noise_left=best.noise_left,
             staleness=None if self._refreshed_at is None else step - self._refreshed_at,
             time_factor=best.factor,
-            larger_batch_factor=noise.larger_batch_factor(4, step_seconds, self._evidence.example_seconds),
+            larger_batch_factor=self._evidence.larger_batch_factor(noise, loader, step_seconds),
         )
 
     # --- state ----------------------------------------------------------------------------------------

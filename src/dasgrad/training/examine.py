@@ -28,7 +28,7 @@ def examine(loader: "AdaptiveLoader") -> Diagnosis:
     if step_seconds is not None and loader.refresh_interval is not None:
         factor *= 1 + loader.share_lost * scoring_seconds / (loader.refresh_interval * step_seconds)
     if step_seconds is not None:
-        larger = found.noise.larger_batch_factor(4, step_seconds, found.example_seconds)
+        larger = evidence.larger_batch_factor(found.noise, loader, step_seconds)
     return Diagnosis(
         step=step,
         decision="keep" if loader.sampler.refreshed else "off",

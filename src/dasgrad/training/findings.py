@@ -47,8 +47,6 @@ class Found:
     """Noise left by the draws as they are."""
     fresh: float
     """Noise left by fresh exact scores."""
-    example_seconds: float
-    """Of a gradient, an example, in large batches."""
 
     @property
     def indices(self) -> Tensor:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 SMALLEST, _LARGEST, _STEPS = 64, 512, 8
 """Examples scored at once: so many, growing by a factor, until a trial is as large or takes more than so many steps."""
-_ODD = 2
-"""A chunk that takes so many times as long as smaller ones of as many examples had a compiler's time, or another's."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +34,11 @@ def try_out(time_scores: Callable[[int], float], most: int, step_seconds: float,
     time_scores(size)  # first use has costs of its own
     while True:
         seconds = max(0.0, time_scores(size))
-        if previous[0] and seconds > _ODD * previous[1] * size / previous[0]:
-            seconds = max(0.0, time_scores(size))
         enough = size >= _LARGEST or seconds > _STEPS * step_seconds
         if size == most or (previous[0] and enough):
+            # A compiler's time, or that of another program on this core, would be multiplied with all examples.
+            again = time_scores(size)
+            seconds = min((t for t in (seconds, again) if t > 0), default=0.0)
             break
         size, previous = min(most, growth * size), (size, seconds)
     each = max((seconds - previous[1]) / (size - previous[0]), 0.1 * seconds / size)

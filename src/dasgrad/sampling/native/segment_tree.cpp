@@ -293,10 +293,11 @@ struct Mixture {
           of_full_(of_target_ * static_cast<double>(int64_t{1} << level)) {}
 
     // What a parent's left child has of its probability, in units of 1/kWhole. A child that can be drawn at all has at
-    // least one, and one that cannot none.
+    // least one, and one that cannot none; so neither has any where the parent cannot be drawn.
     int64_t of_left(int64_t parent) const {
-      const double left = at(2 * parent), right = at(2 * parent + 1);
-      const int64_t share = static_cast<int64_t>(left / (left + right) * static_cast<double>(kWhole));
+      const double left = at(2 * parent), right = at(2 * parent + 1), both = left + right;
+      const double of_both = both > 0 ? left / both : 0;
+      const int64_t share = static_cast<int64_t>(of_both * static_cast<double>(kWhole));
       return std::min(std::max(share, static_cast<int64_t>(left > 0)), kWhole - static_cast<int64_t>(right > 0));
     }
 
