@@ -249,6 +249,19 @@ def test_a_parameter_of_another_shape_is_refused_before_anything_is_stepped(path
     assert optimizer.state[params[0]]["step"] == 1
 
 
+@pytest.mark.parametrize("path", [{}, {"fused": True}, {"foreach": True}, {"foreach": False, "fused": False}])
+def test_an_older_gradient_of_another_shape_is_refused_by_a_new_optimizer(path):
+    """The fused kernel would read past its end. What was refused leaves no state behind, and so a state that loads."""
+    params, _ = quadratic(2)
+    params[1].grad, params[1].data = torch.ones(2), torch.ones(3000)
+    params[0].grad = torch.ones(2)
+    optimizer = dasgrad.DASGrad(params, lr=0.1, **path)
+    with pytest.raises(ValueError, match=r"gradient of shape \(2,\) for a parameter that now has shape \(3000,\)"):
+        optimizer.step()
+    assert not optimizer.state
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
 def test_bad_update_gradients_are_refused():
     (param,), optimizer = quadratic(weighting="update")
     param.square().sum().backward()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dasgrad
-from dasgrad.training import AutoRefresh, Costs, Diagnosis
+from dasgrad.training import AutoRefresh, Costs
 from dasgrad.training.beliefs import USUAL_NOISE, NoiseBelief
 from dasgrad.training.forecast import Noise
 from dasgrad.training.stopwatch import Stopwatch
@@ -171,7 +171,11 @@ def test_out_of_memory_leaves_the_last_probabilities_and_training_goes_on(monkey
         train(model, optimizer, loader, 60, lambda batch: taken.append(len(batch)))
     assert taken == [BATCH_SIZE] * 60
     torch.testing.assert_close(loader.sampler.probabilities, before)
-    assert "out of memory" in loader.diagnosis().reason
+    found = loader.diagnosis()
+    assert "out of memory" in found.reason
+    assert (found.step, found.staleness) == (91, 91 - loader.counter.state_dict()["refreshed_at"])
+    assert (found.time_factor, found.speedup) == (None, None)
+    assert found.brief.endswith("scoring ran out of memory")
     assert loader.counter.num_quiet_steps() > 10**9  # there will be no other look
 
 
@@ -210,6 +214,23 @@ def test_a_clock_that_jumps_does_no_harm():
     assert loader.num_steps == 200
 
 
+@pytest.mark.parametrize("now", [itertools.repeat(7.0), itertools.repeat(math.nan), itertools.count(0.0, -1e-3)])
+def test_a_clock_that_does_not_go_on_is_said_once(now):
+    model, optimizer, loader = build(AutoRefresh(clock=lambda: next(now)))
+    with pytest.warns(UserWarning, match=r"AutoRefresh\(clock=...\)` must return seconds that go on") as said:
+        train(model, optimizer, loader, 300)
+    assert len(said) == 1
+    assert loader.num_steps == 300
+    assert not loader.sampler.refreshed
+
+
+def test_an_auto_refresh_is_that_of_one_loader():
+    auto = AutoRefresh(costs=CHEAP)
+    build(auto)
+    with pytest.raises(ValueError, match="`AutoRefresh` of its own, got another loader's"):
+        build(auto)
+
+
 def test_measured_costs_decide_on_a_real_clock():
     model, optimizer, loader = build("auto")
     while (found := loader.diagnosis()).decision == "wait" and loader.num_steps < 2000:
@@ -245,56 +266,14 @@ def test_a_score_of_ones_own_says_nothing_of_the_noise():
     assert loader.sampler.refreshed
 
 
-def test_the_diagnosis_of_fixed_refreshes_is_made_on_demand_and_changes_nothing():
-    model, optimizer, loader = build(10)
-    train(model, optimizer, loader, 30)
-    before = loader.state_dict()["sampler"]["tree"], torch.get_rng_state()
-    found = loader.diagnosis()
-    assert found.decision == "keep"
-    assert found.noise_left < 0.7
-    assert "every 10 steps" in str(found)
-    assert torch.equal(torch.get_rng_state(), before[1])
-    assert build(10)[2].diagnosis().decision == "off"
-
-
-def test_a_diagnosis_on_demand_tells_the_noise_where_nothing_is_to_be_won():
-    model, optimizer, loader = build(10, rare=False)
-    train(model, optimizer, loader, 30)
-    found = loader.diagnosis()
-    assert found.noise_left_fresh > 0.9
-    assert found.noise_scale > 0
-    assert found.larger_batch_factor is not None
-
-
-def test_words_and_numbers():
-    found = Diagnosis(100, "refresh", 0.001, 0.05, "dasgrad", 500.0, 0.25, 0.3, 0, 0.4, 0.9)
-    text = str(found)
-    for part in ("Step 100", "1 ms", "50 ms", "as long as 50 steps", "25%", "30%", "40%", "four times as large"):
-        assert part in text
-    assert found.brief == "adaptive draws, gain 4, speed-up 2.5"
-    assert found.scalars()["gain"] == 4
-    assert all(isinstance(value, float) for value in found.scalars().values())
-    off = Diagnosis(100, "off", 0.001, 5.0, noise_left_fresh=0.9, larger_batch_factor=0.5)
-    assert "would not pay" in str(off)
-    assert "a batch four times as large would do more" in str(off)
-    assert off.brief.startswith("uniform draws")
-    early = Diagnosis(1, "wait")
-    assert str(early) == "Step 1: it is too early for scores to pay, and draws are uniform."
-    assert "as long as 50 steps" in str(Diagnosis(16, "wait", 0.001, 0.05))
-    assert early.brief.startswith("uniform draws")
-
-
-def test_without_a_scorer_there_is_no_diagnosis():
-    loader = dasgrad.AdaptiveLoader(make_data(True), BATCH_SIZE)
-    with pytest.raises(ValueError, match=r"diagnosis.*needs `scorer`"):
-        loader.diagnosis()
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: AutoRefresh(num_audited=1), r"AutoRefresh\(num_audited=...\).*at least 2, got 1"),
         (lambda: AutoRefresh(first=0), r"AutoRefresh\(first=...\).*at least 2, got 0"),
+        (lambda: AutoRefresh(growth="2"), r"AutoRefresh\(growth=...\).*a number, got '2'"),
+        (lambda: AutoRefresh(costs=3), r"AutoRefresh\(costs=...\).*`Costs` or None, got 3"),
+        (lambda: AutoRefresh(clock=3), r"AutoRefresh\(clock=...\).*function that returns seconds, got 3"),
         (lambda: AutoRefresh(growth=1.0), r"AutoRefresh\(growth=...\).*above 1, got 1.0"),
         (lambda: AutoRefresh(worth=0.0), r"AutoRefresh\(worth=...\).*in \(0, 1\], got 0.0"),
         (lambda: AutoRefresh(most_auditing=1.0), r"AutoRefresh\(most_auditing=...\).*in \(0, 1\), got 1.0"),
@@ -303,7 +282,7 @@ def test_without_a_scorer_there_is_no_diagnosis():
     ],
 )
 def test_bad_options_are_named(make, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         make()
 
 

@@ -174,7 +174,7 @@ def test_the_first_look_takes_the_scores_of_the_trial(monkeypatch, looks):
 
     monkeypatch.setattr(dasgrad.ExampleScorer, "__call__", note_and_take)
     next(iter(loader))
-    assert sizes == [64, 64, 400]  # and no more
+    assert sizes == [64, 64, 400, 400]  # and no more
     (step, number, found), *more = looks
     assert (step, number, more) == (16, 32, [])
     expected = score(loader.scorer, loader.examples_for_scoring(torch.cat(list(found.chunks))))

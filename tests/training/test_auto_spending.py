@@ -37,8 +37,10 @@ def test_until_then_it_says_what_scores_cost():
     model, optimizer, loader = build(AutoRefresh(costs=costs_of(18)))
     train(model, optimizer, loader, 20)
     found = loader.diagnosis()
-    assert (found.step, found.decision, found.scoring_seconds) == (16, "wait", pytest.approx(18.0))
+    assert (found.step, found.decision, found.scoring_seconds) == (21, "wait", pytest.approx(18.0))
     assert "as long as 18 steps" in str(found)
+    assert found.brief == "uniform draws, scoring takes 18 steps"
+    assert not {"gain", "noise_left_fresh"} & set(found.scalars())  # nothing was measured of these
     assert not loader.sampler.refreshed
 
 

@@ -95,6 +95,34 @@ def test_a_worker_whose_death_comes_up_in_the_training_step_loses_nothing(persis
     assert train(*found, 2, RuntimeError, seconds_a_step=0.05) == (drawn, 1)
 
 
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}], ids=["no workers", "workers"])
+def test_a_batch_that_can_never_be_read_is_named_and_can_be_left_out(workers):
+    class Broken(helpers.Rows):
+        def __getitem__(self, index):
+            if index == DEADLY:
+                raise OSError("the file is broken")
+            return super().__getitem__(index)
+
+    expected = train(*build(1000, helpers.Rows, **workers), 2, ())[0]
+    model, optimizer, loader = build(1000, Broken, **workers)
+    found, left_out = [], []
+    while len(found) + len(left_out) < len(expected):
+        try:
+            for batch in loader:
+                optimizer.zero_grad()
+                batch.weighted_mean(helpers.squared_losses(model(batch.inputs), batch.targets)).backward()
+                optimizer.step()
+                found.append(batch.indices.tolist())
+        except OSError as error:
+            ((indices,), _) = loader.take_draws(1)
+            left_out.append(indices.tolist())
+            (note,) = error.__notes__
+            assert f"the batch of examples {', '.join(map(str, left_out[-1]))};" in note
+            assert "`loader.take_draws(1)` leaves it out" in note
+    assert left_out == [batch for batch in expected if DEADLY in batch] != []
+    assert found == [batch for batch in expected if DEADLY not in batch]
+
+
 def kill(worker):
     """Returns, if at all, after torch should have said so."""
     os.kill(worker.pid, signal.SIGKILL)
@@ -110,6 +138,19 @@ def test_workers_that_die_between_passes_are_replaced():
     with pytest.raises(RuntimeError, match="killed by signal"):
         kill(worker)
     assert found + train(model, optimizer, loader, 2, ())[0] == drawn
+
+
+def test_a_worker_that_dies_when_all_of_a_pass_was_handed_out_leaves_no_empty_pass():
+    """Here in the last step of the first one."""
+    _, optimizer, loader = build(7, helpers.Rows, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+        optimizer.step()
+    (worker,) = loader._fetcher._workers
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        kill(worker)
+    assert len(list(loader)) == len(loader)
 
 
 @pytest.mark.parametrize("fails", ["put together", "started"])

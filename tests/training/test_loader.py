@@ -1,6 +1,7 @@
 """The join: what is drawn, when it is rescored, that weights travel, and that a pass can be resumed."""
 
 import gc
+import itertools
 import pickle
 import random
 import warnings
@@ -9,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import dasgrad
 import helpers
@@ -230,6 +231,7 @@ class Augmented(helpers.Rows):
         return self.inputs[index], self.targets[index] + noise
 
 
+@pytest.mark.filterwarnings("ignore:AdaptiveLoader. no step of its optimizer")
 def test_augmentation_in_workers_depends_on_seed_and_batch_alone():
     def targets(num_workers, seed=3, **options):
         sampler = dasgrad.AdaptiveSampler(30, 3, seed=seed)
@@ -252,6 +254,7 @@ class Seen(helpers.Rows):
         return self.inputs[index], torch.tensor(Seen.seed)
 
 
+@pytest.mark.filterwarnings("ignore:AdaptiveLoader. no step of its optimizer")
 def test_workers_are_initialised_by_a_seed_of_the_pass_also_when_it_is_resumed():
     def make():
         return build(dataset=Seen, num_workers=1, worker_init_fn=seed_of_worker, refresh=1000)[2]
@@ -267,6 +270,21 @@ def test_workers_are_initialised_by_a_seed_of_the_pass_also_when_it_is_resumed()
     resumed = make()
     resumed.load_state_dict(state)
     assert [int(batch.targets[0]) for batch in resumed] == list(map(int, seen[5:]))
+
+
+def test_an_optimizer_that_is_not_the_scorers_is_not_counted_and_that_is_said_once():
+    model, _, loader = build(n=12, refresh=2)[:3]
+    other = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train():
+        for batch in itertools.chain.from_iterable(itertools.repeat(loader, 5)):
+            other.zero_grad()
+            batch.weighted_mean(helpers.squared_losses(model(batch.inputs), batch.targets)).backward()
+            other.step()
+
+    with pytest.warns(UserWarning, match="no step of its optimizer was counted in 2 passes.*optimizer=") as said:
+        train()
+    assert len(said) == 1
 
 
 def test_leaving_a_pass_early_starts_a_fresh_one():
@@ -344,6 +362,11 @@ def simple_scorer(**options):
 DATA = TensorDataset(torch.zeros(12, 3), torch.zeros(12))
 BAD_ARGUMENTS = [
     (lambda: dasgrad.AdaptiveLoader(Stream(), 2), TypeError, "map-style.*IterableDataset"),
+    (
+        lambda: dasgrad.AdaptiveLoader(DataLoader(DATA), 2),
+        TypeError,
+        "must be a data set, got a DataLoader",
+    ),
     (lambda: dasgrad.AdaptiveLoader([], 2), ValueError, "at least one example, got 0"),
     (lambda: dasgrad.AdaptiveLoader(torch.zeros(0, 3), 2), ValueError, "at least one example, got 0"),
     (lambda: dasgrad.AdaptiveLoader(DATA, 0), ValueError, "batch_size=.*positive integer, got 0"),
@@ -366,12 +389,12 @@ BAD_ARGUMENTS = [
     (
         lambda: dasgrad.AdaptiveLoader(DATA, 2, refresh=0, scorer=simple_scorer()),
         ValueError,
-        "refresh=.*positive integer or .auto., got 0",
+        "refresh=.*positive integer, 'auto', an `AutoRefresh.*once a pass, got 0",
     ),
     (
         lambda: dasgrad.AdaptiveLoader(DATA, 2, refresh="often", scorer=simple_scorer()),
         ValueError,
-        "refresh=.*positive integer or 'auto', got 'often'",
+        "refresh=.*positive integer, 'auto', an `AutoRefresh.*once a pass, got 'often'",
     ),
     (
         lambda: dasgrad.AdaptiveLoader(DATA, 2, nonfinite="ignore"),
@@ -439,6 +462,7 @@ def bare(batch):
     return dasgrad.WeightedBatch(batch.data, batch.indices, batch.weights)
 
 
+@pytest.mark.filterwarnings("ignore:AdaptiveLoader. no step of its optimizer")
 def test_what_uniform_draws_count_is_at_hand_and_the_same_to_the_bit():
     losses = torch.randn(3, requires_grad=True)
     loader = build(dtype=torch.float32, refresh=2)[2]

@@ -68,7 +68,11 @@ def test_running_out_of_memory_for_good_turns_auto_off_and_training_goes_on():
     found = loader.diagnosis()
     assert "out of memory" in found.reason
     assert not loader.sampler.refreshed
-    assert (found.decision, found.noise_left, found.time_factor, found.staleness) == ("off", 1.0, 1.0, None)
+    assert (found.decision, found.noise_left, found.time_factor, found.staleness) == ("off", 1.0, None, None)
+    assert found.step == loader.num_steps + 1
+    assert "Forecast: not known." in str(found)
+    assert found.brief.startswith("uniform draws, gain ")
+    assert found.brief.endswith(", scoring ran out of memory")
 
 
 def test_scores_that_never_came_say_nothing_of_how_scores_age():

@@ -16,7 +16,7 @@ def compare():
     """Choose between scores that would take such shares of uniform draws' time."""
     scorer = dasgrad.ExampleScorer(nn.Linear(3, 1), losses_of, score="gradient")
     scores = torch.ones(4)
-    found = Found([torch.arange(4)], scores > 0, scores, Noise(100.0, 8), 1.0, 1.0, 0.0)
+    found = Found([torch.arange(4)], scores > 0, scores, Noise(100.0, 8), 1.0, 1.0)
 
     def choose(tiers, exact, take=True, **factors):
         missing = [name for name in ("last_layer", "loss") if name not in factors]

@@ -218,8 +218,14 @@ class DASGrad(torch.optim.Optimizer):
                     f"`DASGrad` takes dense gradients alone, got layout {param.grad.layout} for a parameter "
                     f"of shape {tuple(param.shape)} (use `nn.Embedding(sparse=False)`)."
                 )
-            held = self.state[param].get("exp_avg")
-            if held is not None and held.shape != param.shape:  # the fused kernel would write past the end
+            # Where `param.data` was exchanged, the fused kernel would read and write past the end of what is older.
+            if param.grad.shape != param.shape:
+                raise ValueError(
+                    f"`DASGrad` got a gradient of shape {tuple(param.grad.shape)} for a parameter that now has shape "
+                    f"{tuple(param.shape)}: call `zero_grad()` once the model has another shape."
+                )
+            held = self.state.get(param, {}).get("exp_avg")
+            if held is not None and held.shape != param.shape:
                 raise ValueError(
                     f"`DASGrad` holds moments of shape {tuple(held.shape)} for a parameter that now has shape "
                     f"{tuple(param.shape)}: make a new optimizer for a model of another shape."

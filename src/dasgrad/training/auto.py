@@ -84,14 +84,22 @@ class AutoRefresh(StepCounter):
         for name, value in (("num_audited", num_audited), ("first", first)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 2:
                 raise ValueError(f"`AutoRefresh({name}=...)` must be an integer of at least 2, got {value!r}.")
-        for name, share, fits, allowed in (
-            ("growth", growth, 1 < growth < math.inf, "above 1"),
-            ("worth", worth, 0 < worth <= 1, "in (0, 1]"),
-            ("most_auditing", most_auditing, 0 < most_auditing < 1, "in (0, 1)"),
-            ("most_scoring", most_scoring, most_scoring > 0, "positive"),
+        shares = {"growth": growth, "worth": worth, "most_auditing": most_auditing, "most_scoring": most_scoring}
+        for name, share in shares.items():
+            if not isinstance(share, (int, float)):
+                raise TypeError(f"`AutoRefresh({name}=...)` must be a number, got {share!r}.")
+        for name, fits, allowed in (
+            ("growth", 1 < growth < math.inf, "above 1"),
+            ("worth", 0 < worth <= 1, "in (0, 1]"),
+            ("most_auditing", 0 < most_auditing < 1, "in (0, 1)"),
+            ("most_scoring", most_scoring > 0, "positive"),
         ):
             if not fits:
-                raise ValueError(f"`AutoRefresh({name}=...)` must be {allowed}, got {share!r}.")
+                raise ValueError(f"`AutoRefresh({name}=...)` must be {allowed}, got {shares[name]!r}.")
+        if costs is not None and not isinstance(costs, Costs):
+            raise TypeError(f"`AutoRefresh(costs=...)` must be a `Costs` or None, got {costs!r}.")
+        if clock is not None and not callable(clock):
+            raise TypeError(f"`AutoRefresh(clock=...)` must be a function that returns seconds, got {clock!r}.")
         clock = time.perf_counter if clock is None else clock
         super().__init__(clock)
         self._num_audited = num_audited
@@ -128,7 +136,9 @@ class AutoRefresh(StepCounter):
             if self._failure or loader.pending or self.num_steps + 1 < self._next_look:
                 return
             step_seconds = self._step_seconds()
-            if step_seconds is not None:  # else no batch has come back yet
+            if step_seconds is None:  # no batch has come back yet
+                self.stopwatch.warn_if_it_stands()
+            else:
                 self._look(loader, step_seconds)
                 renewed_at, step = self._renewed_at(loader, step_seconds), self.num_steps + 1
                 self._next_look = min(self._next_look, renewed_at if renewed_at > step else step + LEAST_BETWEEN)
@@ -138,9 +148,10 @@ class AutoRefresh(StepCounter):
                 f"AutoRefresh: scoring ran out of memory, and training goes on with the last probabilities. {error}",
                 stacklevel=4,
             )
-            self.last = replace(self.last, step=self.num_steps + 1, decision="keep", reason=self._failure)
+            self.last = replace(self.last, decision="keep", reason=self._failure, time_factor=None)
             if not loader.sampler.refreshed:
-                self.last = replace(self.last, decision="off", noise_left=1.0, time_factor=1.0, staleness=None)
+                self.last = replace(self.last, decision="off", noise_left=1.0)
+                self._refreshed_at = None
 
     def num_quiet_steps(self) -> int:
         """Steps that can be drawn for at once after `before_draw`: none of their draws is preceded by a look."""
@@ -322,8 +333,13 @@ class AutoRefresh(StepCounter):
 
     def diagnose(self, loader: "AdaptiveLoader") -> Diagnosis:
         """What was found at the last look; the noise, where that decided nothing and was not measured, is now."""
-        last, step_seconds = self.last, self.last.step_seconds
-        if self._failure or step_seconds is None or last.noise_scale is not None or last.decision == "wait":
+        last, step_seconds, step = self.last, self.last.step_seconds, self.num_steps + 1
+        if self._failure:
+            age = None if self._refreshed_at is None else step - self._refreshed_at
+            return replace(last, step=step, staleness=age)
+        if last.decision == "wait":
+            return replace(last, step=step)
+        if step_seconds is None or last.noise_scale is not None:
             return last
         indices = draw_examples(loader.sampler, self.num_steps + 1, self._num_audited)
         belief = NoiseBelief()  # decisions do not depend on who asks

@@ -13,10 +13,28 @@ if TYPE_CHECKING:
 
 _EXAMINED = 1024
 """Examples looked at."""
+_GROWTH = 1.25
+"""What was found is said again until there are so many times the steps."""
+
+
+class Examiner:
+    """Looks at a loader that rescores at fixed steps when asked, but not at every step of a progress bar."""
+
+    def __init__(self) -> None:
+        self._found: Diagnosis | None = None
+        self._refreshed_at = 0
+
+    def diagnose(self, loader: "AdaptiveLoader", refreshed_at: int) -> Diagnosis:
+        """What was found since the refresh at that step, not long ago, or is now."""
+        found = self._found
+        if found is None or self._refreshed_at != refreshed_at or loader.num_steps + 1 >= _GROWTH * found.step:
+            found = self._found = examine(loader)
+            self._refreshed_at = refreshed_at
+        return found
 
 
 def examine(loader: "AdaptiveLoader") -> Diagnosis:
-    """Look once at a loader that rescores at fixed steps, and say what the draws it makes are worth."""
+    """Look once, and say what the draws are worth; before the first refresh, what draws by fresh scores would be."""
     evidence = Evidence(ScoringCosts(None, time.perf_counter))
     step, step_seconds = loader.num_steps + 1, loader.step_seconds
     sample = evidence.sample(loader, step, _EXAMINED, step_seconds or 0.0)
@@ -24,10 +42,10 @@ def examine(loader: "AdaptiveLoader") -> Diagnosis:
     found = evidence.judge(sample, loader)
     score = score_name(loader.scorer) if loader.scorer is not None else ""
     scoring_seconds = evidence.seconds_of(score, loader)
-    factor, larger = found.noise.steps_factor(found.now), None
+    factor = larger = None
     if step_seconds is not None and loader.refresh_interval is not None:
+        factor = found.noise.steps_factor(found.now if loader.sampler.refreshed else found.fresh)
         factor *= 1 + loader.share_lost * scoring_seconds / (loader.refresh_interval * step_seconds)
-    if step_seconds is not None:
         larger = evidence.larger_batch_factor(found.noise, loader, step_seconds)
     return Diagnosis(
         step=step,
@@ -38,7 +56,7 @@ def examine(loader: "AdaptiveLoader") -> Diagnosis:
         noise_scale=found.noise.measured_scale,
         noise_left_fresh=found.fresh,
         noise_left=found.now,
-        time_factor=factor if loader.sampler.refreshed else 1.0,
+        time_factor=factor,
         larger_batch_factor=larger,
         reason=f"rescored every {loader.refresh_interval} steps",
     )

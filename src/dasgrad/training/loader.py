@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from dasgrad import nested
 from dasgrad.progress import Progress
@@ -18,11 +18,11 @@ from dasgrad.training import generators
 from dasgrad.training.auto import AutoRefresh
 from dasgrad.training.batch import WeightedBatch, even_shares, with_shares
 from dasgrad.training.diagnosis import Diagnosis
-from dasgrad.training.examine import examine
+from dasgrad.training.examine import Examiner
 from dasgrad.training.fetching import Fetcher, Rows, SeededBatch
 from dasgrad.training.overlap import Scored, check_overlap
 from dasgrad.training.passes import PassPosition
-from dasgrad.training.refresh import RefreshSchedule, StepCounter
+from dasgrad.training.refresh import RefreshSchedule, StepCounter, shown
 from dasgrad.training.rescoring import Refresh, Rescoring
 
 STATE_VERSION = 3  # version 1 did not count batches, on which the seeds of workers depend; 2 had nothing pending
@@ -101,6 +101,8 @@ class AdaptiveLoader:
                 "`AdaptiveLoader(dataset=...)` must be map-style (`__getitem__` and `__len__`), got an "
                 "IterableDataset: its examples cannot be drawn by index."
             )
+        if isinstance(dataset, DataLoader):
+            raise TypeError("`AdaptiveLoader(dataset=...)` must be a data set, got a DataLoader: pass its `.dataset`.")
         columns = nested.columns_of(dataset)
         num_examples = len(dataset) if columns is None else nested.count_examples(columns)
         if num_examples == 0:
@@ -160,6 +162,7 @@ class AdaptiveLoader:
             nonfinite=nonfinite,
         )
         self._at = PassPosition()
+        self._examiner = Examiner()
         self._pass: object = None  # a mark of the pass that is going on
         self._worker_seed = sampler.seed
         self._columns = columns if direct else None
@@ -215,9 +218,11 @@ class AdaptiveLoader:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[WeightedBatch]:
-        if self._fetcher is not None and self._fetcher.has_lost_workers:  # as torch says wherever it finds the loop
-            self._give_up_fetching()
         at, num_batches = self._at, len(self)
+        if self._fetcher is not None and self._fetcher.has_lost_workers:  # as torch says wherever it finds the loop
+            if at.position < num_batches:  # else all of the pass was handed out
+                at.put_back()
+            self._fetcher.renew()
         at.open()
         if self._even_shares is None:
             self._even_shares = even_shares(self.batch_size, self.device or self._home)
@@ -233,25 +238,26 @@ class AdaptiveLoader:
                 )
         next(source, None)  # lets workers come to their end
         at.close()
+        if self.scorer is not None:
+            self._schedule.end_pass()
 
     def _next_batch(self, source: Iterator[Any]) -> WeightedBatch:
         """The next batch; where it is not to be had, the next ``iter(loader)`` goes on from before its draws."""
-        found = False
         try:
             batch = self._join(next(source))
-            found = True
-        finally:
-            if not found:  # a worker has died, an example cannot be read, scoring failed, memory is full
-                self._give_up_fetching()
+        except BaseException as error:  # a worker has died, an example cannot be read, scoring failed, memory is full
+            self._at.put_back()
+            if self._fetcher is not None:
+                self._fetcher.renew()
+            if self._at.next_indices is not None:
+                error.add_note(
+                    "AdaptiveLoader: the next `iter(loader)` goes on with the batch of examples "
+                    f"{shown(self._at.next_indices.tolist())}; `loader.take_draws(1)` leaves it out."
+                )
+            raise
         self._at.hand_out()
         self.start_step()
         return batch
-
-    def _give_up_fetching(self) -> None:
-        """Have the next loop go on where this one is, with new workers."""
-        self._at.put_back()
-        if self._fetcher is not None:
-            self._fetcher.renew()
 
     def _join(self, data: Any) -> WeightedBatch:
         """The data of the oldest batch in flight with their draws."""
@@ -410,7 +416,8 @@ class AdaptiveLoader:
 
         ``print(loader.diagnosis())`` says it in words. With ``refresh="auto"`` it is what was found at the last look,
         which were the grounds of the decision now in force; otherwise, and for the noise where nothing depended on it,
-        a few hundred examples are looked at now, which changes nothing.
+        some examples are looked at now, which changes nothing; with a fixed interval that was done a moment ago, what
+        was found then is said again.
 
         Raises:
             ValueError: without a scorer.
@@ -419,7 +426,7 @@ class AdaptiveLoader:
             raise ValueError("`AdaptiveLoader.diagnosis` needs `scorer`, got None.")
         if isinstance(self._schedule, AutoRefresh):
             return self._schedule.diagnose(self)
-        return examine(self)
+        return self._examiner.diagnose(self, self._rescoring.refreshed_at)
 
     def examples_for_scoring(self, indices: Tensor) -> Any:
         """Some examples of the scoring data set, collated, on the model's device."""

@@ -41,6 +41,11 @@ class PassPosition:
 
     # --- one batch at a time --------------------------------------------------------------------------
 
+    @property
+    def next_indices(self) -> Tensor | None:
+        """The examples of the first draws that are to be handed out again, if there are any."""
+        return self._again[0][0] if self._again else None
+
     def repeat(self) -> Draws | None:
         """Draws that are to be handed out again, if there are any."""
         return self._again.popleft() if self._again else None

@@ -3,7 +3,7 @@
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
 
+_IDLE_PASSES = 2
+"""Passes without a step after which it is said that none is counted."""
+
+
 class StepCounter:
     """Counts the completed steps of an optimizer, and how long they take.
 
@@ -29,9 +33,19 @@ class StepCounter:
         self.num_steps = 0
         self.stopwatch = Stopwatch(clock)
         self._paused = False
+        self._counts = False
+        self._num_steps_before = 0  # the pass that is going on
+        self._num_idle_passes = 0  # in a row
 
     def count_steps_of(self, optimizer: Optimizer) -> None:
-        """Count by a hook that does not keep this object alive."""
+        """Count by a hook that does not keep this object alive.
+
+        Raises:
+            ValueError: when it counts another loader's steps.
+        """
+        if self._counts:
+            raise ValueError("`AdaptiveLoader(refresh=...)` must be an `AutoRefresh` of its own, got another loader's.")
+        self._counts = True
         myself = weakref.ref(self)
 
         def count(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -46,6 +60,19 @@ class StepCounter:
         """A step is complete. The hook calls this; a replay of a captured step, which runs no hooks, has to."""
         self.num_steps += 1
         self.stopwatch.stop()
+
+    def end_pass(self) -> None:
+        """A pass of a loader with a scorer is over; says so where no step was counted in two of them."""
+        idle = self.num_steps == self._num_steps_before
+        self._num_idle_passes = self._num_idle_passes + 1 if idle else 0
+        self._num_steps_before = self.num_steps
+        if self._num_idle_passes == _IDLE_PASSES:
+            warnings.warn(
+                f"AdaptiveLoader: no step of its optimizer was counted in {_IDLE_PASSES} passes, by which it decides "
+                "when to renew scores. Give `AdaptiveLoader(optimizer=...)`, or the scorer, the optimizer that steps; "
+                "where model or optimizer were exchanged, make a new scorer and loader.",
+                stacklevel=3,
+            )
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -66,7 +93,10 @@ class RefreshSchedule(StepCounter):
 
     def __init__(self, interval: int) -> None:
         if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
-            raise ValueError(f"`AdaptiveLoader(refresh=...)` must be a positive integer or 'auto', got {interval!r}.")
+            raise ValueError(
+                "`AdaptiveLoader(refresh=...)` must be a positive integer, 'auto', an `AutoRefresh(...)`, or None for "
+                f"once a pass, got {interval!r}."
+            )
         super().__init__()
         self.interval = interval
         self._num_refreshes_due = 0
@@ -119,6 +149,11 @@ class RefreshSchedule(StepCounter):
         self._num_refreshes_due = state_dict["num_refreshes_due"]
 
 
+def shown(indices: Sequence[int]) -> str:
+    """The first ten, for a message."""
+    return ", ".join(map(str, indices[:10])) + (", …" if len(indices) > 10 else "")
+
+
 def fill_nonfinite(scores: Tensor, sampler: AdaptiveSampler, policy: Literal["raise", "keep"]) -> Tensor:
     """Scores as they are when all are finite; otherwise refused, or filled with each example's last score.
 
@@ -131,10 +166,9 @@ def fill_nonfinite(scores: Tensor, sampler: AdaptiveSampler, policy: Literal["ra
     if not bool(bad.any()):
         return scores
     indices = bad.nonzero().flatten().tolist()
-    shown = ", ".join(str(i) for i in indices[:10]) + (", …" if len(indices) > 10 else "")
     what = (
-        f"{len(indices)} of {len(scores)} examples have a score that is not finite (indices {shown}; the first "
-        f"is {float(scores[indices[0]])})"
+        f"{len(indices)} of {len(scores)} examples have a score that is not finite (indices {shown(indices)}; the "
+        f"first is {float(scores[indices[0]])})"
     )
     if policy == "raise" or len(indices) == len(scores):
         raise ValueError(

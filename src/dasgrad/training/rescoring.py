@@ -110,7 +110,8 @@ class Rescoring:
         self._nonfinite = nonfinite
         self._callbacks: list[Callable[[Refresh], None]] = []
         self._ages: AgedScores | None = None  # from the first update on
-        self._refreshed_at = 1
+        self.refreshed_at = 1
+        """The step at which the scores in use were computed."""
 
     @property
     def _step(self) -> int:
@@ -167,7 +168,7 @@ class Rescoring:
         sampler.update(indices, scores)  # refuses what is out of range
         if self._ages is None:
             assert before is not None
-            self._ages = AgedScores(before, self._refreshed_at)
+            self._ages = AgedScores(before, self.refreshed_at)
         self._ages.learn(self._step, indices, scores, weights)
         if self._ages.is_due(self._step):
             sampler.refresh(self._ages.present(self._step))
@@ -221,7 +222,7 @@ class Rescoring:
         """Scores of all examples as they were at a step, or what becomes of them, to the sampler; returns them."""
         scores = fill_nonfinite(scores, self._sampler, self._nonfinite)
         self._sampler.refresh(scores, through)
-        self._refreshed_at = computed_at
+        self.refreshed_at = computed_at
         if self._ages is not None:
             self._ages.refresh(self._sampler.scores, computed_at)
         return scores
@@ -238,7 +239,7 @@ class Rescoring:
         return {
             "overlap": self._overlap,
             "pending": None if pending is None else asdict(pending),
-            "refreshed_at": self._refreshed_at,
+            "refreshed_at": self.refreshed_at,
             "ages": None if self._ages is None else self._ages.state_dict(),
         }
 
@@ -262,7 +263,7 @@ class Rescoring:
 
     def restore(self, state: RescoringState) -> None:
         """Go on from there; a scoring that goes on is given up."""
-        self._ages, self._refreshed_at = state.ages, state.refreshed_at
+        self._ages, self.refreshed_at = state.ages, state.refreshed_at
         if self._beside is not None:
             self._beside.hold(state.pending)
 

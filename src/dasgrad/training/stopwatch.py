@@ -2,6 +2,7 @@
 
 import statistics
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ class Stopwatch:
         self._started: Any = None
         self._beside = False
         self._finished: dict[bool, deque[Any]] = {beside: deque(maxlen=KEPT) for beside in (False, True)}
+        self._warned = False
         self._num_timed = 0
         self._num_passed_over = 0  # steps from here on that are not timed
 
@@ -65,6 +67,16 @@ class Stopwatch:
         else:
             self._finished[self._beside].append(self._clock() - self._started)
         self._started = None
+
+    def warn_if_it_stands(self) -> None:
+        """Say so once where steps were timed, as many as are kept, and none took any time."""
+        if not self._warned and len(self._finished[False]) == KEPT and not self._times(False):
+            self._warned = True
+            warnings.warn(
+                f"`AutoRefresh(clock=...)` must return seconds that go on: the last {KEPT} training steps that were "
+                "timed took none. Draws stay as they are.",
+                stacklevel=2,
+            )
 
     def restart(self) -> None:
         """Forget all times: steps from here on take another one."""
