@@ -94,6 +94,14 @@ def test_the_first_at_the_target_that_keeps_uniforms_accuracy_is_chosen():
     assert choose_config(runs, "train_loss", 1.5, **at_once).lr == 0.4  # after 1.5 s its accuracy is still 0.95
 
 
+def test_an_accuracy_that_is_no_number_is_not_kept():
+    standard, other = Standard(0.8, 1.0, [CONFIG]), replace(CONFIG, lr=0.5)
+    for accuracy, keeps in ((0.9, True), (0.7, False), (math.nan, False)):
+        run = curves(seconds=[0, 1], validation_accuracy=[0, accuracy])
+        assert standard.keeps(other, [run]) == keeps
+        assert standard.keeps(CONFIG, [run])
+
+
 def test_a_further_seed_is_for_the_best_third_of_each_batch_size():
     runs = {
         replace(CONFIG, lr=lr, batch_size=size): [curves(seconds=[0, 1], train_loss=[9, abs(lr - 5) + size])]

@@ -45,7 +45,7 @@ class Standard:
     def keeps(self, config: RunConfig, runs: Sequence[Run], *, log: bool = False) -> bool:
         """Whether a configuration with these runs may be chosen."""
         accuracy = mean_of(runs, "validation_accuracy", self.moment, log=log)
-        return self.is_uniforms(config) or accuracy >= self.accuracy
+        return self.is_uniforms(config) or self.accuracy <= accuracy < math.inf
 
 
 def time_to(runs: Sequence[Run], target: float, column: str, *, log: bool = False) -> float:

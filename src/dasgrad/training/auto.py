@@ -377,16 +377,17 @@ class AutoRefresh(StepCounter):
             return weights_of(self._evidence.memory.foretell(name, scores, found.indices), loader.sampler.floor)
 
         exact = refreshing(scorer, found.fresh)
-        # Cheaper scores are looked at where one that leaves as little noise would change the choice.
-        ideal = refreshing(scorer, found.fresh, self._least_seconds(loader, scorer))
-        if self._tiers.present:
-            change = any(
-                choose([*options, one], self._worth, renew=renew).decision == "refresh" for one in (exact, ideal)
-            )
-        else:
-            change = ideal.factor < CLEARLY * min(self._worth, exact.factor, *(option.factor for option in options))
-        if self._costs.given is None and change:
-            exact = self._tiers.best(found, exact, partial(self._score_by, loader, found.chunks), draws_by, refreshing)
+        if self._costs.given is None:
+            # Cheaper scores are looked at where one that leaves as little noise would change the choice.
+            ideal = refreshing(scorer, found.fresh, self._least_seconds(loader, scorer))
+            if self._tiers.present:
+                chosen = (choose([*options, one], self._worth, renew=renew) for one in (exact, ideal))
+                change = any(one.decision == "refresh" for one in chosen)
+            else:
+                change = ideal.factor < CLEARLY * min(self._worth, exact.factor, *(option.factor for option in options))
+            if change:
+                score = partial(self._score_by, loader, found.chunks)
+                exact = self._tiers.best(found, exact, score, draws_by, refreshing)
         if self._affordable_at(loader, step_seconds, exact.scorer) <= self.num_steps + 1:
             options.append(exact)
         return options
@@ -394,7 +395,7 @@ class AutoRefresh(StepCounter):
     def _least_seconds(self, loader: "AdaptiveLoader", exact: ExampleScorer) -> float:
         """What training loses by the cheapest of the cheaper scores, or what is hoped for before they were tried."""
         names = self._tiers.names(exact)
-        if self._costs.given is not None or not all(map(self._costs.is_known, names)):
+        if not all(map(self._costs.is_known, names)):
             return self._costs.taken_from_training(score_name(exact), loader) / _DEARER
         return min((self._costs.taken_from_training(name, loader) for name in names), default=math.inf)
 
