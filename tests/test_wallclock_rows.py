@@ -22,7 +22,9 @@ def compare_runs(**everyone):
     everyone = {UNIFORM: everyone.pop("uniform"), **everyone}
     everyone[SOONEST] = everyone[UNIFORM]
     choice = Choice("adam", "reshuffled", 0.1, 32, False)
-    return Comparison("p", "P", "constant", "any batch", "cpu", "train_loss", dict.fromkeys(everyone, choice), everyone)
+    return Comparison(
+        "p", "P", "constant", "any batch", "cpu", "train_loss", 50, dict.fromkeys(everyone, choice), everyone
+    )
 
 
 def test_accuracy_at_the_target_is_that_when_both_have_the_same_training_loss():
@@ -120,7 +122,9 @@ def test_tables_say_never_and_at_most():
         "held_out_low": 0.9,
         "held_out_high": 1.1,
         "at_most": False,
-        "scoring_share": 0.1,
+        "optimizer": "adam",
+        "scoring_times": 2.5,
+        "scoring_share": None,
         "clock": "cpu",
         "draws": "adaptive:auto",
         "accuracy_at_target_difference": None,
@@ -132,6 +136,8 @@ def test_tables_say_never_and_at_most():
     assert "∞ [1, ∞]" in page
     assert "lr 0.1*" in page
     assert "processor time" in page
+    assert "| 2.5 × |" in page
+    assert "| 2.5 ×, 10% |" in "\n".join(make_table([row | {"scoring_share": 0.1}]))
     assert "budget ×" not in page
     assert "× best fixed" not in page
     found = {"ratio": 0.5, "low": 0.4, "high": 0.6, "at_most": True}
@@ -145,5 +151,5 @@ def test_tables_say_never_and_at_most():
     fixed = {"fixed_ratio": 1.25, "fixed_low": 1.0, "fixed_high": math.inf}
     page = "\n".join(make_table([row | fixed, row | {"method": FIXED, "draws": "adaptive:300"}]))
     assert "| 1.25 [1, ∞] |" in page
-    assert "| 0.1, 32, J = 300 |" in page
-    assert "| 0.1, 32 |" in page
+    assert "| adam, 0.1, 32, J = 300 |" in page
+    assert "| adam, 0.1, 32 |" in page

@@ -95,6 +95,7 @@ class Comparison:
     clock: str
     goal: str
     """``"train_loss"`` or ``"test_loss"``."""
+    num_examples: int
     choices: dict[str, Choice]
     runs: dict[str, list[list[dict[str, Any]]]] = field(default_factory=dict)
     """By method, for each seed one run, or one for each of `BUDGETS`."""
@@ -119,7 +120,14 @@ class Campaign:
         wholes = {schedule: self._tune(schedule) for schedule in self._settings.schedules}
         comparisons = [
             Comparison(
-                self._name, self._case.title, schedule, batches, self._settings.clock, self._settings.goal, choices
+                self._name,
+                self._case.title,
+                schedule,
+                batches,
+                self._settings.clock,
+                self._settings.goal,
+                self._problem.num_examples,
+                choices,
             )
             for schedule, by_batches in wholes.items()
             for batches, choices in by_batches.items()

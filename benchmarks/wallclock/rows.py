@@ -93,6 +93,7 @@ def _make_row(comparison: Comparison, method: str, chance: Ratio) -> Row:
         "soonest_optimizer": comparison.choices[SOONEST].optimizer,
         "soonest_lr": comparison.choices[SOONEST].lr,
         "soonest_batch_size": comparison.choices[SOONEST].batch_size,
+        "scoring_times": _scoring_times(comparison, method),
         "scoring_share": _scoring_share(comparison, method),
         **_equal_time(comparison, method, float(peer_curves.seconds[:, target_point].mean())),
         **_equal_loss(comparison, method, found),
@@ -180,6 +181,12 @@ def _best_so_far(comparison: Comparison, method: str, moments: Array) -> tuple[A
     best = np.where(counts, losses, np.inf).argmin(1)  # without any, the evaluation before the first step
     seeds = np.arange(len(best))
     return accuracy[seeds, best], seconds[seeds, best]
+
+
+def _scoring_times(comparison: Comparison, method: str) -> float:
+    """How often all examples were scored in a whole run, on average."""
+    scored: list[int] = [runs[-1]["scored"] for runs in comparison.runs[method]]
+    return sum(scored) / len(scored) / comparison.num_examples
 
 
 def _scoring_share(comparison: Comparison, method: str) -> float | None:

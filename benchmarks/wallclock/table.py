@@ -8,7 +8,7 @@ from benchmarks.wallclock.campaign import FIXED
 
 HEAD = (
     "method",
-    "lr, batch",
+    "optimizer, lr, batch",
     "seconds to target",
     "× uniform [95 %]",
     "× best fixed J [95 %]",
@@ -35,8 +35,9 @@ def make_table(rows: Sequence[Row]) -> list[str]:
         "uniform's loss, less uniform's when it has it; stopped early, that at the evaluation of least validation loss "
         "within uniform's budget, on both sides, and when that was. Under cosine decay the seconds are the budget that "
         "ends at the target, ≤ where the smallest one tried already did. Every J steps all examples are scored where "
-        "that is fixed; the best of such intervals was chosen in tuning. * marks a learning rate at the edge of its "
-        "grid.",
+        "that is fixed; the best of such intervals was chosen in tuning. Scoring: how often all examples were scored "
+        "in a run of twice uniform's budget, and by the wall clock its share of the time. * marks a rate at the "
+        "edge of its grid.",
         "",
     ]
     groups = dict.fromkeys((row["problem"], row["schedule"], row["batches"]) for row in rows)
@@ -66,14 +67,14 @@ def _cells(row: Row) -> list[str]:
     interval = row["draws"].partition(":")[2]
     return [
         row["method"],
-        f"{row['lr']:g}{'*' if row['lr_at_edge'] else ''}, {row['batch_size']}"
+        f"{row['optimizer']}, {row['lr']:g}{'*' if row['lr_at_edge'] else ''}, {row['batch_size']}"
         + (f", J = {interval}" if row["method"] == FIXED else ""),
         f"{sign}{show(row['ours'])}",
         f"{sign}{show(row['ratio'])} [{show(row['low'])}, {show(row['high'])}]",
         _ratio(row, "fixed"),
         _ratio(row, "budget"),
         _ratio(row, "held_out"),
-        "–" if row["scoring_share"] is None else f"{row['scoring_share']:.0%}",
+        f"{row['scoring_times']:.3g} ×" + ("" if row["scoring_share"] is None else f", {row['scoring_share']:.0%}"),
         _difference(row, "train_loss"),
         _difference(row, "test_loss"),
         _difference(row, "test_accuracy"),
