@@ -20,6 +20,7 @@ from dasgrad.scoring.fallback import PerExampleGradients, flatten_examples, rows
 from dasgrad.scoring.layout import Layout
 from dasgrad.scoring.losses import LossFunction
 from dasgrad.scoring.measures import Measure, gradient_measure
+from dasgrad.scoring.plain import refuse_wrappers
 from dasgrad.scoring.tape import Tape
 from dasgrad.scoring.workspace import Workspace
 
@@ -196,6 +197,7 @@ class Engine:
         for start in range(0, len(total), rows):
             block = slice(start, start + rows)
             gradients = self.gradients(function, names, nested.take(data, block))
+            refuse_wrappers(gradients, "gradient")
             for name in names:
                 total[block] += measures[name].of_entries(flatten_examples(gradients.pop(name)).clone())
 

@@ -14,6 +14,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from dasgrad.scoring.plain import are_plain
+
 Arrays = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 Coefficients = tuple[float, float, float, float]
 MOST_OUTPUTS = 64
@@ -21,8 +23,8 @@ MOST_OUTPUTS = 64
 
 
 def available(tensor: Tensor) -> bool:
-    """Whether the kernels run on tensors of this device and type."""
-    return tensor.is_cuda and tensor.dtype == torch.float32 and _has_triton()
+    """Whether the kernels run on tensors of this kind, device and type."""
+    return tensor.is_cuda and tensor.dtype == torch.float32 and are_plain(tensor) and _has_triton()
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from dasgrad.scoring.listening import Ear, Heard, Listening, Weighted
 from dasgrad.scoring.losses import Losses, LossesOfPairs, LossFunction
 from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
 from dasgrad.scoring.noise import inverse_metric, mean_gradients
+from dasgrad.scoring.plain import refuse_wrappers
 from dasgrad.scoring.preconditioned import Preconditioner, options_of, read_optimizer
 from dasgrad.scoring.probe import kind_of
 from dasgrad.scoring.snapshot import Twin
@@ -460,6 +461,7 @@ class ExampleScorer:
                 "`ExampleScorer(model=..., optimizer=...)` must share at least one parameter that requires a "
                 f"gradient, got none with layers={self.layers!r}."
             )
+        refuse_wrappers(params, "parameter")
         return params
 
     def __repr__(self) -> str:

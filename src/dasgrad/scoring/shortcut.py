@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from dasgrad.scoring import kernels, native
 from dasgrad.scoring.measures import Measure
+from dasgrad.scoring.plain import are_plain, is_sparse_rows
 
 _SMALL = 2**18
 """Entries of a weight that stay in a core's cache while it goes through the examples a few at a time."""
@@ -36,22 +37,23 @@ class LinearShortcut:
 
     def __call__(self, name: str, x: Any, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """The layer's output on a tensor or `SparseRows`; None where the ordinary way must do, or does as well."""
-        if not isinstance(x, Tensor):
-            return _multiply_sparse(x, weight, bias)
-        if not _are_data(x, weight, bias):
+        if not _is_product(x, weight, bias):
             return None
+        if not isinstance(x, Tensor):
+            return _multiply(x, weight, bias)
         quadratic, cross = self._measures[name].polynomial()
-        if native.reads(x) and len(weight) <= native.FEW_OUTPUTS:
-            cross = None if quadratic is None else cross
-            output, squared, crossed = native.linear_with_squares(x, weight, bias, quadratic, cross)
-            if squared is not None:
-                self.products[name] = (squared, crossed)
-        elif kernels.available(x) and len(weight) <= kernels.MOST_OUTPUTS:
+        if kernels.available(x) and len(weight) <= kernels.MOST_OUTPUTS:
             output, squares = kernels.linear_with_squares(x, weight, bias, quadratic if cross is None else None)
             if squares is not None:
                 self.products[name] = (squares, None)
-        else:
+            return output
+        if quadratic is None:
+            return _multiply(x, weight, bias)
+        if not native.reads(x) or len(weight) > native.FEW_OUTPUTS:
             return None
+        output, squares, crosses = native.linear_with_squares(x, weight, bias, quadratic, cross)
+        assert squares is not None
+        self.products[name] = (squares, crosses)
         return output
 
     def read_layer(self, names: Mapping[str, str]) -> tuple[native.Curvature, native.Curvature | None] | None:
@@ -79,32 +81,39 @@ class ForwardShortcut(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """The function's result, by the core or the ordinary way."""
-        result = _multiply(*args, **(kwargs or {})) if func is nn.functional.linear else None
+        result = _linear(*args, **(kwargs or {})) if func is nn.functional.linear else None
         return func(*args, **(kwargs or {})) if result is None else result
 
 
-def _multiply(input: Any, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """A linear layer's output, which no gradient goes through; None where the ordinary way must do."""
-    if torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad)):
+def _linear(input: Any, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """With the arguments' names in torch."""
+    return _multiply(input, weight, bias) if _is_product(input, weight, bias) else None
+
+
+def _is_product(x: Any, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether a layer's output is x Wᵀ + b of numbers as they are in memory, through which no gradient goes.
+
+    False for what torch expands, converts, follows or refuses.
+    """
+    if not isinstance(x, Tensor) and not is_sparse_rows(x):
+        return False
+    numbers = x if isinstance(x, Tensor) else x.values
+    given = (numbers, weight) if bias is None else (numbers, weight, bias)
+    if not are_plain(*given) or (torch.is_grad_enabled() and any(each.requires_grad for each in given)):
+        return False
+    if x.dim() != 2 or weight.dim() != 2 or weight.shape[1] != x.shape[1]:
+        return False
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
+        return False
+    if any(each.device != x.device for each in given):
+        return False
+    return numbers is not x or (x.dtype == weight.dtype and not torch.is_autocast_enabled(x.device.type))
+
+
+def _multiply(x: Any, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """The output of such a layer by the core; None where that is not there, or not faster."""
+    if len(weight) > native.FEW_OUTPUTS:
         return None
-    if not isinstance(input, Tensor):
-        return _multiply_sparse(input, weight, bias)
-    known = _are_data(input, weight, bias) and native.reads(input) and len(weight) <= native.FEW_OUTPUTS
-    return native.linear(input, weight, bias) if known else None
-
-
-def _are_data(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether they are a batch of rows as they are, through which no gradient goes, and a layer that fits them."""
-    plain = x.dim() == 2 and x.dtype == weight.dtype and not torch.is_autocast_enabled(x.device.type)
-    return plain and _fit(x.shape[1], weight, bias) and not (x.requires_grad and torch.is_grad_enabled())
-
-
-def _multiply_sparse(x: Any, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    fits = x.dim() == 2 and _fit(x.num_columns, weight, bias) and not x.values.requires_grad
-    known = fits and len(weight) <= native.FEW_OUTPUTS and native.supports(weight)
-    return native.sparse_linear(x.indptr, x.indices, x.values, weight, bias) if known else None
-
-
-def _fit(num_inputs: int, weight: Tensor, bias: Tensor | None) -> bool:
-    """False for what torch expands, or refuses."""
-    return weight.dim() == 2 and weight.shape[1] == num_inputs and (bias is None or bias.shape == weight.shape[:1])
+    if isinstance(x, Tensor):
+        return native.linear(x, weight, bias) if native.reads(x) else None
+    return native.sparse_linear(x.indptr, x.indices, x.values, weight, bias) if native.supports(weight) else None

@@ -26,6 +26,7 @@ from dasgrad.scoring.calls import Anchored, Call, Layer
 from dasgrad.scoring.carriers import Carrier, of_parameter
 from dasgrad.scoring.forms import Form
 from dasgrad.scoring.layout import BARE, Layout
+from dasgrad.scoring.plain import is_wrapper
 from dasgrad.scoring.rules import DeclinedError, Rewrite, find_rewrite, find_stand_in
 
 _HOST_READS = {
@@ -58,7 +59,7 @@ _NO_USES = {
 CARRIED = -1
 """Stands for the dimension of the examples, where a layer is called without them."""
 
-Shortcut = Callable[[str, Tensor, Tensor, Tensor | None], Tensor | None]
+Shortcut = Callable[[str, Any, Tensor, Tensor | None], Tensor | None]
 """From a weight's name, input, weight and bias to a linear layer's output, or None for the ordinary way.
 
 Where a tape has one, functions are computed by their stand-ins, too.
@@ -275,6 +276,8 @@ class Tape(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             if call.inputs_changed():
                 self._note(call.names, "the layer's input is overwritten after its call")
+            elif is_wrapper(gradient):
+                self._note(call.names, f"{call.kind} returned a {type(gradient).__name__}")
             elif any(name not in self.irregular for name in call.names):
                 self._consume(call, gradient)
 

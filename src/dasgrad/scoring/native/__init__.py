@@ -13,6 +13,7 @@ from torch import Tensor
 from dasgrad.scoring.forms import SparseOuter
 from dasgrad.scoring.native import threads
 from dasgrad.scoring.native.library import FROZEN_LAYER, INTEGER, POINTER, Attention, Products, TableRows, library
+from dasgrad.scoring.plain import are_plain
 from dasgrad.scoring.workspace import Workspace
 
 FEW_OUTPUTS = 32
@@ -27,8 +28,8 @@ _BITS = {torch.float32: 32, torch.float64: 64}
 
 
 def supports(tensor: Tensor) -> bool:
-    """Whether the core is there, and for tensors of this device and type."""
-    return library is not None and tensor.is_cpu and tensor.dtype in _BITS
+    """Whether the core is there, and for tensors of this kind, device and type."""
+    return library is not None and tensor.dtype in _BITS and tensor.is_cpu and are_plain(tensor)
 
 
 def own_entries(gradients_B: Tensor, arrays: Arrays, coefficients: Coefficients) -> Tensor:
@@ -212,7 +213,7 @@ def quadratic_outer_products(left_B: Tensor, right_B: Tensor, quadratic: Tensor)
 
 def reads(data: Tensor) -> bool:
     """Whether `linear_with_squares` is there for data of this device and type."""
-    return supports(data) or (library is not None and data.device.type == "cpu" and data.dtype == torch.bfloat16)
+    return supports(data) or (library is not None and data.dtype == torch.bfloat16 and data.is_cpu and are_plain(data))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

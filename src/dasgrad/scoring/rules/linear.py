@@ -7,10 +7,17 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from dasgrad.scoring.forms import Dense, Form, Outer, SparseOuter
-from dasgrad.scoring.rules import flatten_positions, rule
+from dasgrad.scoring.plain import is_sparse_rows
+from dasgrad.scoring.rules import examples_first, flatten_positions, rule
 
 
-@rule(nn.Linear, NonDynamicallyQuantizableLinear, any_position=True)
+def _misfit(module: nn.Linear, num_examples: int, input: Any) -> str | None:
+    if not isinstance(input, Tensor) and not is_sparse_rows(input):
+        return f"called on {type(input).__name__}"
+    return examples_first(module, num_examples, input)
+
+
+@rule(nn.Linear, NonDynamicallyQuantizableLinear, misfit=_misfit, any_position=True)
 def linear(module: nn.Linear, input: Any, *, grad: Tensor) -> Mapping[str, Form]:
     """Weight ``[o, k]`` and bias ``[o]`` on inputs ``[B, *positions, k]``, dense or `SparseRows`."""
     b = flatten_positions(grad)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dasgrad.scoring import native
+from dasgrad.scoring.plain import are_plain
 from dasgrad.scoring.rules import DeclinedError, stand_in
 
 _FEWEST_CHANNELS = 16
@@ -27,7 +28,7 @@ def max_pool2d(
     return_indices: bool = False,
 ) -> Tensor:
     """``[B, channels, height, width]``, torch's own result."""
-    plain = input.device.type == "cpu" and input.dtype in (torch.float32, torch.float64) and input.dim() == 4
+    plain = are_plain(input) and input.is_cpu and input.dtype in (torch.float32, torch.float64) and input.dim() == 4
     if not plain or return_indices or not input.is_contiguous() or input.numel() == 0:
         raise DeclinedError("in a way that has no faster one")
     if input.shape[1] < _FEWEST_CHANNELS:

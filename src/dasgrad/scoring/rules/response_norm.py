@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dasgrad.scoring.plain import are_plain
 from dasgrad.scoring.rules import DeclinedError, stand_in
 
 
 @stand_in(functional.local_response_norm)
 def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
     """``[B, channels, *spatial]`` to the same shape, equal to torch's but for rounding."""
-    plain = input.device.type == "cpu" and input.dtype in (torch.float32, torch.float64)
+    plain = are_plain(input) and input.is_cpu and input.dtype in (torch.float32, torch.float64)
     plain = plain and input.dim() >= 3 and input.numel() > 0 and size > 0
     if not plain or torch.get_float32_matmul_precision() != "highest":
         raise DeclinedError("in a precision or on a device that has no faster way")
