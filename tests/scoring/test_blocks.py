@@ -180,6 +180,59 @@ def test_layers_that_are_not_scored_count_by_what_they_put_out(eight_at_once, mo
     assert large_sizes(model) == [6, 6, 5]
 
 
+HIDDEN_LAYERS = {
+    "a tuple": lambda self, x: torch.sort(x.mean(1, keepdim=True).expand(-1, HIDDEN)).values,
+    "a view": lambda self, x: torch.einsum("bi,hi->bh", x, self.first.weight),
+    "in a transform": lambda self, x: torch.vmap(self.first)(x[:, None])[:, 0],
+}
+
+
+@pytest.mark.parametrize("score", ["loss", "last_layer"])
+@pytest.mark.parametrize("layer", HIDDEN_LAYERS)
+def test_memory_counts_in_whatever_way_a_function_hands_it_out(layer, score, eight_at_once, monkeypatch):
+    monkeypatch.setattr(Network, "hidden", HIDDEN_LAYERS[layer])
+    model, data = problems.seeded(Network), problems.classification(n=17)
+    model(data[0])
+    model.sizes.clear()
+    scores = scorer_of(model, score=score)(*data)
+    assert large_sizes(model) == [6, 6, 5]
+    monkeypatch.undo()
+    monkeypatch.setattr(Network, "hidden", HIDDEN_LAYERS[layer])
+    torch.testing.assert_close(scorer_of(model, score=score)(*data), scores, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("score", ["loss", "last_layer", "gradient", "dasgrad"])
+def test_models_that_use_sparse_tensors_are_measured(score):
+    class Graph(nn.Module):
+        """Averages the features of neighbours."""
+
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(3, 2)
+            self.register_buffer("neighbours", torch.eye(3) + torch.ones(2).diag(1))
+
+        def forward(self, x):
+            return self.last(torch.sparse.mm(self.neighbours.to_sparse(), x.t()).t())
+
+    model, data = problems.seeded(Graph), problems.classification(n=40)
+    scorer = scorer_of(model, score=score)
+    expected = torch.cat([scorer(*(each[k : k + 20] for each in data)) for k in (0, 20)])
+    torch.testing.assert_close(scorer(*data), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("score", ["loss", "last_layer"])
+def test_data_that_cannot_be_cut_are_scored_as_a_whole(score):
+    inputs, targets = problems.classification(n=40)
+    model = problems.network()
+    expected = scorer_of(model, score=score)(inputs, targets)
+
+    def losses(model, data):
+        return problems.cross_entropy(model(data[0].to_dense()), data[1])
+
+    scorer = dasgrad.ExampleScorer(model, losses=losses, score=score)
+    torch.testing.assert_close(scorer(inputs.to_sparse(), targets), expected, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("score", ["loss", "last_layer"])
 def test_scores_of_a_forward_pass_that_does_not_fit_are_halved_like_others(score):
     data = problems.classification(n=32)

@@ -276,6 +276,7 @@ def spread(n, width):
         ((sparse(torch.ones(100, 2**15))[1], torch.zeros(100)), 170),  # as they are stored: 12 bytes a number
         ([(INPUTS[i], TARGETS[i]) for i in range(11)], 1024),  # fetched one by one
         ((torch.zeros(0, 3), torch.zeros(0)), 1024),
+        ((torch.eye(3).to_sparse(), torch.zeros(3)), 1024),  # of which torch does not say how large they are
     ],
 )
 def test_chunks_of_tensors_in_memory_are_large_where_nobody_says_how_large(dataset, expected):

@@ -12,7 +12,7 @@ from dasgrad.scoring import native
 from dasgrad.scoring.plain import are_plain
 from scoring import problems
 
-INPUTS, TARGETS = problems.classification(n=9)
+INPUTS, TARGETS = problems.classification(n=40)  # enough for memory to be measured
 # Torch's own, where it is first asked for a tangent.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 
@@ -163,7 +163,7 @@ def test_functions_inside_transforms_have_no_stand_in(layer, through):
         def forward(self, x):
             return self.last(through(layer, x).flatten(1))
 
-    model, inputs = Net(), torch.arange(9 * 16 * 16, dtype=torch.float64).sin().view(9, 16, 4, 4)
+    model, inputs = Net(), torch.arange(40 * 16 * 16, dtype=torch.float64).sin().view(40, 16, 4, 4)
     model(inputs)
     scorer = dasgrad.ExampleScorer(model, problems.cross_entropy, score="gradient")
     scores = scorer(inputs, TARGETS)

@@ -26,7 +26,7 @@ def usual_chunk_size(dataset: Any, device: torch.device, collate_fn: Callable[[l
     if columns is None or device.type != "cpu":
         return FETCHED
     leaves, num_examples = nested.leaves(columns), nested.count_examples(columns)
-    if num_examples == 0 or not all(hasattr(leaf, "nbytes") for leaf in leaves):
+    if num_examples == 0 or not footprint.can_be_cut(leaves) or not all(hasattr(leaf, "nbytes") for leaf in leaves):
         return FETCHED
     bytes_an_example: int = max(1, sum(leaf.nbytes for leaf in leaves) // num_examples)
     return max(footprint.FEWEST, min(footprint.MOST, ROWS_BYTES // bytes_an_example))

@@ -111,7 +111,8 @@ class Engine:
     def _block_size(self, function: LossFunction, kind: object, data: Any, held: Callable[[Any], int]) -> int:
         num_examples = nested.count_examples(data)
         leaves = nested.leaves(data)
-        if num_examples <= footprint.FEWEST or not all(leaf.device.type == "cpu" for leaf in leaves):
+        whole = num_examples <= footprint.FEWEST or not footprint.can_be_cut(leaves)
+        if whole or not all(leaf.device.type == "cpu" for leaf in leaves):
             return num_examples
         key = (kind, tuple([tuple(leaf.shape[1:]) for leaf in leaves]))
         if key not in self._block_sizes:

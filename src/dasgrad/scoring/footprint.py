@@ -8,7 +8,7 @@ at most `MOST` examples. Layers whose activations nobody keeps count by the larg
 alone: the same data are always cut in the same way, in a resumed run, too.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +32,11 @@ system must first clear, which for logistic regression takes longer than a quart
 def fitting(bytes_an_example: int) -> int:
     """How many examples make a block."""
     return min(MOST, max(FEWEST, BLOCK_BYTES // max(1, bytes_an_example)))
+
+
+def can_be_cut(leaves: Iterable[Any]) -> bool:
+    """Whether torch can take some of the examples; of its own sparse and nested tensors it cannot."""
+    return all(getattr(leaf, "layout", torch.strided) is torch.strided for leaf in leaves)
 
 
 def bytes_an_example(tape: Tape, function: LossFunction, tensors: Mapping[str, Tensor], few: Any) -> int:
@@ -62,19 +67,25 @@ def bytes_an_example(tape: Tape, function: LossFunction, tensors: Mapping[str, T
 
 
 class _Results(TorchFunctionMode):
-    """Notes the largest tensor that a torch function returns, in bytes."""
+    """Notes the largest memory that a torch function's results are in, in bytes.
 
-    def __init__(self) -> None:
+    Args:
+        known: addresses of memory that was there before.
+    """
+
+    def __init__(self, known: Container[int]) -> None:
         super().__init__()
         self.largest = 0
+        self._known = known
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call through."""
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result._base is None:  # a view is no memory of its own
-            self.largest = max(self.largest, result.nbytes)
+        with torch._C.DisableTorchFunction():
+            places = _storages(result if isinstance(result, tuple | list) else [result])
+        self.largest = max([self.largest, *(size for place, size in places.items() if place not in self._known)])
         return result
 
 
@@ -83,7 +94,8 @@ def largest_result(function: LossFunction, few: Any) -> int:
 
     About what such a pass holds at a time where nothing is kept for a backward pass.
     """
-    tensors, results = function.tensors(), _Results()
+    tensors = function.tensors()
+    results = _Results(_storages([*tensors.values(), *nested.leaves(few)]))
     with torch.no_grad(), results:
         function.call(tensors, few)
     return -(-results.largest // nested.count_examples(few))
@@ -94,6 +106,23 @@ def _never(packed: None) -> Tensor:
 
 
 def _storages(values: Iterable[Any]) -> dict[int, int]:
-    """By their addresses, the sizes in bytes of the memory that tensors are in."""
-    plain = (value.untyped_storage() for value in values if isinstance(value, Tensor) and value.layout == torch.strided)
-    return {storage.data_ptr(): storage.nbytes() for storage in plain}
+    """By their addresses, the sizes in bytes of the memory that tensors are in; torch's sparse ones are left out."""
+    found: dict[int, int] = {}
+    for value in values:
+        if not isinstance(value, Tensor):
+            continue
+        tensor = _unwrapped(value)
+        if tensor.layout == torch.strided:
+            try:
+                storage = tensor.untyped_storage()
+                found[storage.data_ptr()] = storage.nbytes()
+            except RuntimeError:  # a subclass that has its numbers elsewhere, and no address
+                found[id(value)] = tensor.nbytes
+    return found
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """What holds the numbers: inside transforms of ``torch.func`` a tensor stands for a larger one."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
