@@ -13,8 +13,11 @@ from dasgrad.scoring.plain import are_plain
 from scoring import problems
 
 INPUTS, TARGETS = problems.classification(n=40)  # enough for memory to be measured
-# Torch's own, where it is first asked for a tangent.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("small_layers"),
+    # Torch's own, where it is first asked for a tangent.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+]
 
 
 class Tagged(torch.Tensor):

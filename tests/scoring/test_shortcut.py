@@ -45,6 +45,7 @@ def taken(monkeypatch):
 
 
 @needs_native
+@pytest.mark.usefixtures("small_layers")
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("score", ["loss", "last_layer"])
@@ -59,6 +60,7 @@ def test_scores_of_a_forward_pass_are_computed_by_the_core(score, bias, kind, ta
 
 
 @needs_native
+@pytest.mark.usefixtures("small_layers")
 @pytest.mark.parametrize("score", ["gradient", "dasgrad"])
 def test_gradient_norms_and_steps_on_dense_data_take_the_core_for_the_first_layer(score, taken):
     model, (inputs, targets) = problems.seeded(network), examples("dense")
@@ -71,6 +73,7 @@ def test_gradient_norms_and_steps_on_dense_data_take_the_core_for_the_first_laye
 
 
 @needs_native
+@pytest.mark.usefixtures("small_layers")
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_what_the_core_cannot_take_is_left_to_torch(kind, taken):
     inputs, _ = examples(kind)
@@ -98,6 +101,42 @@ def test_what_the_core_cannot_take_is_left_to_torch(kind, taken):
 
 
 @needs_native
+@pytest.mark.parametrize(
+    ("dtype", "num_inputs", "num_outputs", "pays"),
+    [
+        (torch.float32, 784, 10, True),
+        (torch.float32, 784, 32, True),
+        (torch.float64, 128, 1, True),
+        (torch.float32, 64, 32, False),
+        (torch.float32, 20, 1, False),
+        (torch.float32, 300, 32, False),  # ends amid a vector
+        (torch.float32, 1000, 32, True),
+        (torch.bfloat16, 784, 10, True),
+        (torch.bfloat16, 784, 11, False),
+        (torch.bfloat16, 64, 3, False),
+    ],
+)
+def test_the_core_takes_the_layers_for_which_it_is_faster(dtype, num_inputs, num_outputs, pays, taken):
+    generator = torch.Generator().manual_seed(0)
+    numbers = [torch.randn(each, num_inputs, generator=generator) for each in (20, num_outputs)]
+    inputs, weight = (each.to(dtype) for each in numbers)
+    expected, tolerance = nn.functional.linear(inputs, weight), 0.02 if dtype == torch.bfloat16 else 1e-4
+    with ForwardShortcut():
+        torch.testing.assert_close(nn.functional.linear(inputs, weight), expected, rtol=tolerance, atol=tolerance)
+    assert taken == ([(num_outputs, num_inputs)] if pays else [])
+
+
+@needs_native
+@pytest.mark.parametrize(("num_outputs", "pays"), [(1, True), (8, True), (9, False)])
+def test_on_sparse_rows_the_core_takes_layers_of_few_outputs(num_outputs, pays, taken):
+    inputs, _ = examples("sparse")
+    with ForwardShortcut():
+        nn.functional.linear(inputs, torch.ones(num_outputs, NUM_INPUTS, dtype=torch.float64))
+    assert bool(taken) == pays
+
+
+@needs_native
+@pytest.mark.usefixtures("small_layers")
 def test_gradients_go_through_a_layer_inside():
     inputs, _ = examples("dense")
     layer = nn.Linear(NUM_INPUTS, 2, dtype=torch.float64)

@@ -70,7 +70,8 @@ class ExampleScorer:
 
     Raises:
         ValueError, TypeError: for options out of range, a model none of whose parameters is in the
-            optimizer, or a loss that is not one value per example.
+            optimizer, parameters whose gradients are no plain tensors (as of a ``DTensor``), or a loss that is
+            not one value per example.
 
     Example:
         >>> import torch, dasgrad
