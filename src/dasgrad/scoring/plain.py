@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -18,9 +19,12 @@ _KINDS = (Tensor, nn.Parameter)
 
 def are_plain(*tensors: Tensor | None) -> bool:
     """Whether all of them are numbers in memory and nothing else; None is."""
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if _are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
-    return all(each is None or (type(each) in _KINDS and each.layout is torch.strided) for each in tensors)
+    for each in tensors:  # a loop, for a training step that is listened to asks several times
+        if each is not None and (type(each) not in _KINDS or each.layout is not torch.strided):
+            return False
+    return True
 
 
 def is_sparse_rows(value: Any) -> bool:
