@@ -460,7 +460,8 @@ class ExampleScorer:
         if not params:
             raise ValueError(
                 "`ExampleScorer(model=..., optimizer=...)` must share at least one parameter that requires a "
-                f"gradient, got none with layers={self.layers!r}."
+                f"gradient, got none with layers={self.layers!r}. Where layers were exchanged, make a new optimizer, "
+                "scorer and loader."
             )
         refuse_wrappers(params, "parameter")
         return params

@@ -66,7 +66,10 @@ class Diagnosis:
         return ", ".join(words)
 
     def scalars(self) -> dict[str, float]:
-        """Numbers to log, by name, those that are known: ``writer.add_scalar(f"dasgrad/{name}", value, step)``."""
+        """Numbers to log, by name, those that are known.
+
+        ``writer.add_scalar(f"dasgrad/{name}", value, diagnosis.step)`` for each.
+        """
         values: dict[str, Any] = {**asdict(self), "gain": self.gain, "speedup": self.speedup}
         values["adaptive"] = float(self.decision in ("refresh", "keep"))
         return {name: float(v) for name, v in values.items() if isinstance(v, (int, float)) and name != "step"}

@@ -26,8 +26,8 @@ class Examiner:
 
     def diagnose(self, loader: "AdaptiveLoader", refreshed_at: int) -> Diagnosis:
         """What was found since the refresh at that step, not long ago, or is now."""
-        found = self._found
-        if found is None or self._refreshed_at != refreshed_at or loader.num_steps + 1 >= _GROWTH * found.step:
+        found, step = self._found, loader.num_steps + 1
+        if found is None or self._refreshed_at != refreshed_at or not found.step <= step < _GROWTH * found.step:
             found = self._found = examine(loader)
             self._refreshed_at = refreshed_at
         return found
