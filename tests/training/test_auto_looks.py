@@ -174,7 +174,7 @@ def test_the_first_look_takes_the_scores_of_the_trial(monkeypatch, looks):
 
     monkeypatch.setattr(dasgrad.ExampleScorer, "__call__", note_and_take)
     next(iter(loader))
-    assert sizes == [64, 64, 400, 400]  # and no more
+    assert sizes == [64, 64, 64, 400, 400]  # and no more
     (step, number, found), *more = looks
     assert (step, number, more) == (16, 32, [])
     expected = score(loader.scorer, loader.examples_for_scoring(torch.cat(list(found.chunks))))
@@ -238,7 +238,7 @@ def test_what_all_scores_cost_is_reckoned_from_a_few(monkeypatch, chunk_size, nu
 
     monkeypatch.setattr(dasgrad.ExampleScorer, "__call__", take_time)
     train(model, optimizer, loader, 17)
-    assert sizes[:3] == [8, 8, 64]
+    assert sizes[:5] == [8, 8, 8, 64, 64]
     assert loader.diagnosis().scoring_seconds == pytest.approx(num_chunks * 5 + 0.5 * NUM_EXAMPLES)
 
 

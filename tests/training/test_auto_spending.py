@@ -169,4 +169,4 @@ def test_on_a_gpu_trials_come_when_first_calls_are_affordable(monkeypatch, on_a_
     assert not calls
     assert str(parts[-1].diagnosis()).count("\n") == 0  # nothing is known yet
     train(*parts, 1)
-    assert [call for call in calls if call[1] < NUM_EXAMPLES] == [(34, 64), (34, 64)]
+    assert [call for call in calls if call[1] < NUM_EXAMPLES] == 3 * [(34, 64)]

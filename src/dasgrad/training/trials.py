@@ -33,12 +33,10 @@ def try_out(time_scores: Callable[[int], float], most: int, step_seconds: float,
     size, previous = min(SMALLEST, most), (0, 0.0)
     time_scores(size)  # first use has costs of its own
     while True:
-        seconds = max(0.0, time_scores(size))
+        # Twice: a compiler's time, or that of another program on this core, would be multiplied with all examples.
+        seconds = min((t for t in (time_scores(size), time_scores(size)) if t > 0), default=0.0)
         enough = size >= _LARGEST or seconds > _STEPS * step_seconds
         if size == most or (previous[0] and enough):
-            # A compiler's time, or that of another program on this core, would be multiplied with all examples.
-            again = time_scores(size)
-            seconds = min((t for t in (seconds, again) if t > 0), default=0.0)
             break
         size, previous = min(most, growth * size), (size, seconds)
     each = max((seconds - previous[1]) / (size - previous[0]), 0.1 * seconds / size)
