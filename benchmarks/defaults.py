@@ -22,7 +22,7 @@ import dasgrad
 NUM_STEPS, BATCH_SIZE, REFRESH = 800, 32, 10
 WEIGHT_DECAY = 1e-4
 RATES = {"amsgrad": (0.25, 0.5, 1.0, 2.0), "adam": (0.25, 0.5, 1.0, 2.0)}
-TUNING_SEEDS, SEEDS = range(1000, 1002), range(10)
+TUNING_SEEDS, SEEDS = range(1000, 1010), range(20)
 
 
 @dataclass(frozen=True)
