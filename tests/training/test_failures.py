@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,8 @@ def test_a_batch_that_can_never_be_read_is_named_and_can_be_left_out(workers):
     def leave_out(error):
         ((indices,), _) = loader.take_draws(1)
         left_out.append(indices.tolist())
-        (note,) = error.__notes__
+        *_, note = error.__notes__
+        assert f"this was example {broken}." in "".join(traceback.format_exception(error))
         assert f"the batch of examples {', '.join(map(str, left_out[-1]))};" in note
         assert "`loader.take_draws(1)` leaves it out" in note
 

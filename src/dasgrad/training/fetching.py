@@ -48,7 +48,14 @@ class SeededFetches(Dataset[Any]):
         """
         dataset = self._dataset
         if not hasattr(dataset, "__getitems__"):
-            return [dataset[index] for index in indices]
+            examples = []
+            for index in indices:
+                try:
+                    examples.append(dataset[index])
+                except Exception as error:
+                    error.add_note(f"AdaptiveLoader: this was example {index}.")
+                    raise
+            return examples
         examples = list(dataset.__getitems__(indices))
         if len(examples) != len(indices):
             raise ValueError(
