@@ -36,7 +36,7 @@ def test_before_the_first_refresh_it_says_what_draws_by_fresh_scores_would_be_wo
     steps = Noise(found.noise_scale, BATCH_SIZE).steps_factor(found.noise_left_fresh)
     assert steps < 0.7
     assert found.time_factor == pytest.approx(steps * (1 + scoring))
-    assert f"once these are made, take {found.time_factor:.0%} of the time" in str(found)
+    assert f"once they are made, the same loss in {found.time_factor:.0%} of the time" in str(found)
     assert f"speed-up {1 / found.time_factor:.2g}" in found.brief
 
 

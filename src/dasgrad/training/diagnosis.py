@@ -115,8 +115,8 @@ class Diagnosis:
         if self.decision == "off" and self.time_factor >= 1:
             words = "adaptive draws would not pay for themselves"
         else:
-            by = "draws by scores, once these are made, take" if self.decision == "off" else "from here on"
-            words = f"{by} {self.time_factor:.0%} of the time of uniform draws to the same loss"
+            when = "with scores, once they are made," if self.decision == "off" else "from here on"
+            words = f"{when} the same loss in {self.time_factor:.0%} of the time of uniform draws"
         larger = self.larger_batch_factor
         if larger is None or larger >= 0.95:  # that it would not help is more than a look can tell
             return words
