@@ -265,3 +265,12 @@ def test_a_model_that_changes_its_shape_is_scored_as_it_is(refresh, overlap):
 def test_a_model_that_fits_its_optimizer_no_more_is_named(change, message, refresh, overlap):
     with pytest.raises(ValueError, match=message):
         run_and_change(REFRESHES[refresh](), change, overlap)
+
+
+def test_an_optimizer_that_is_not_the_scorers_is_not_counted_and_that_is_said_once():
+    model, _, loader = build(7, helpers.Rows)
+    other = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pytest.warns(UserWarning, match="no step of its optimizer was counted in 2 passes.*optimizer=") as said:
+        train(model, other, loader, 5, ())
+    assert len(said) == 1
+    assert loader.num_steps == 0

@@ -1,7 +1,6 @@
 """The join: what is drawn, when it is rescored, that weights travel, and that a pass can be resumed."""
 
 import gc
-import itertools
 import pickle
 import random
 import warnings
@@ -270,21 +269,6 @@ def test_workers_are_initialised_by_a_seed_of_the_pass_also_when_it_is_resumed()
     resumed = make()
     resumed.load_state_dict(state)
     assert [int(batch.targets[0]) for batch in resumed] == list(map(int, seen[5:]))
-
-
-def test_an_optimizer_that_is_not_the_scorers_is_not_counted_and_that_is_said_once():
-    model, _, loader = build(n=12, refresh=2)[:3]
-    other = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def train():
-        for batch in itertools.chain.from_iterable(itertools.repeat(loader, 5)):
-            other.zero_grad()
-            batch.weighted_mean(helpers.squared_losses(model(batch.inputs), batch.targets)).backward()
-            other.step()
-
-    with pytest.warns(UserWarning, match="no step of its optimizer was counted in 2 passes.*optimizer=") as said:
-        train()
-    assert len(said) == 1
 
 
 def test_leaving_a_pass_early_starts_a_fresh_one():
