@@ -183,7 +183,7 @@ def test_the_source_is_clean_under_the_sanitizers(tmp_path, variant):
     if not SOURCE.exists():
         pytest.skip("needs the source tree")
     program = tmp_path / "driver"
-    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    sanitizers = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"]
     if subprocess.run(
         [compiler, *sanitizers, "-x", "c++", "-", "-o", str(program)], input="int main() {}", text=True, check=False
     ).returncode:
