@@ -85,7 +85,7 @@ def build_reader() -> Problem:
     """IMDB texts, a transformer that reads them: examples so costly that the batch stays small."""
     data = load_imdb_tokens(LENGTH, NUM_WORDS)
     make = partial(models.make_reader, num_words=NUM_WORDS + 2, length=LENGTH)
-    return Problem(data, make, binary_cross_entropy, count_right_signs, chunk_size=2048)
+    return Problem(data, make, binary_cross_entropy, count_right_signs, chunk_size=8192)
 
 
 def build_pictures() -> Problem:

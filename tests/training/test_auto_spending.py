@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-import dasgrad
 from dasgrad.training import AutoRefresh, Costs, costs
 from training.auto_runs import CHEAP, NUM_EXAMPLES, build, build_timed, train
 
@@ -128,45 +127,3 @@ def test_on_a_cpu_the_first_trial_is_put_off_until_all_scores_may_be_affordable(
     monkeypatch.setattr(auto._costs, "try_out", lambda *args: (tried.append(loader.num_steps + 1), try_out(*args))[1])
     train(model, optimizer, loader, 80)
     assert tried[0] == step
-
-
-@pytest.fixture
-def on_a_gpu(monkeypatch):
-    """As where a call takes as long as 5 steps; returns the numbers of examples scored, and before which steps."""
-    monkeypatch.setattr(costs, "_is_on_cuda", lambda scorer: True)
-    monkeypatch.setattr(costs.torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(costs, "_CALL", 5.0)
-    _, (model, optimizer, loader), _ = build_timed()
-    calls = []
-    for name in ("__call__", "score_dataset"):
-        function = getattr(dasgrad.ExampleScorer, name)
-
-        def note(self, *args, function=function, **rest):
-            scores = function(self, *args, **rest)
-            calls.append((loader.num_steps + 1, len(scores)))
-            return scores
-
-        monkeypatch.setattr(dasgrad.ExampleScorer, name, note)
-    return calls, model, optimizer, loader
-
-
-@pytest.mark.parametrize(("price", "step"), [(0.0, 34), (0.15, 34), (0.5, 50)])
-def test_on_a_gpu_all_are_scored_without_a_trial_once_that_is_affordable_at_the_price_of_training(
-    monkeypatch, on_a_gpu, price, step
-):
-    """First calls, as many as 20 steps take, are affordable from step 34 on, and 5 + 50 · price steps by then or 50."""
-    calls, *parts = on_a_gpu
-    monkeypatch.setattr(costs, "_PRICE", price)
-    train(*parts, step)
-    assert calls == [(step, 64), (step, NUM_EXAMPLES)]
-
-
-def test_on_a_gpu_trials_come_when_first_calls_are_affordable(monkeypatch, on_a_gpu):
-    """At the price of training all would take 80 steps."""
-    calls, *parts = on_a_gpu
-    assert costs._PRICE * NUM_EXAMPLES / 8 == 75
-    train(*parts, 33)
-    assert not calls
-    assert str(parts[-1].diagnosis()).count("\n") == 0  # nothing is known yet
-    train(*parts, 1)
-    assert [call for call in calls if call[1] < NUM_EXAMPLES] == 3 * [(34, 64)]

@@ -20,7 +20,7 @@ from dasgrad.scoring.engine import Engine
 from dasgrad.scoring.explanation import Explanation, explain
 from dasgrad.scoring.isolation import device_of, training_batch_norms, untouched, unwrap
 from dasgrad.scoring.known import KnownPass, Plan, structure_of
-from dasgrad.scoring.layout import find_layout
+from dasgrad.scoring.layout import Layout, find_layout
 from dasgrad.scoring.listening import Ear, Heard, Listening, Weighted
 from dasgrad.scoring.losses import Losses, LossesOfPairs, LossFunction
 from dasgrad.scoring.measures import Measure, gradient_measure, step_measure
@@ -244,9 +244,7 @@ class ExampleScorer:
         function = LossFunction(self.model, self._losses, self._dtype)
         data = nested.map_leaves(function.cast, batch.data)
         layout = find_layout(self.model, params)
-        if not self._engine.knows(layout, data):
-            with untouched(self._announced_model()):
-                self._engine.look(function, layout, data)
+        self._look(function, layout, data)
         plan, scale = Plan(params, holds), scale / max(1, len(weights))
         heard = Heard()
         with self._ear.hear_new(key, plan, layout, measures, weights, scale) as collector:
@@ -256,6 +254,24 @@ class ExampleScorer:
             with untouched(self.model):
                 self._engine.add_by_fallback(function, measures, data, total)
         heard.fill(total.clamp(min=0.0).sqrt().to(self._precise(params)))
+
+    def look_at(self, data: Any) -> None:
+        """Find out on some examples what a first call finds out about the model, and score none where that can be.
+
+        On a GPU that takes many times what scoring them does, and does not come again.
+        """
+        if self.score not in ("dasgrad", "gradient"):
+            self(data)
+            return
+        assert self._losses is not None
+        function = LossFunction(self.model, self._losses, self._dtype)
+        layout = find_layout(self.model, self._scored_parameters())
+        self._look(function, layout, nested.map_leaves(function.cast, data))
+
+    def _look(self, function: LossFunction, layout: Layout, data: Any) -> None:
+        if not self._engine.knows(layout, data):
+            with untouched(self._announced_model()):
+                self._engine.look(function, layout, data)
 
     def explain(self, data: Any, targets: Any = None) -> Explanation:
         """Which rule serves each parameter, its share of the cost, what fell back and why, on a batch.

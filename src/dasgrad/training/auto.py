@@ -168,7 +168,7 @@ class AutoRefresh(StepCounter):
         step = self.num_steps + 1
         interval, first = self._interval(step), self.last.decision == "wait"
         if not self._costs.is_known(score_name(loader.scorer)):
-            self._next_look = max(step, math.ceil(self._costs.start_at(loader, step_seconds, self._most_scoring)))
+            self._next_look = self._first_scores_at(loader, step_seconds)
             if self._next_look > step:
                 return
             spare = self._most_scoring * step * step_seconds
@@ -199,6 +199,20 @@ class AutoRefresh(StepCounter):
         assert self._look_seconds is not None
         self._next_audit = step + max(interval, int(self._look_seconds / (self._allowed() * step_seconds)))
         self._next_look = self._next_audit if best.interval is None else min(self._next_audit, step + best.interval)
+
+    def _first_scores_at(self, loader: "AdaptiveLoader", step_seconds: float) -> int:
+        """The step of the first scores; where these are dear, losses say first whether they are worth it so soon."""
+        costs, step = self._costs, self.num_steps + 1
+        start = math.ceil(costs.start_at(loader, step_seconds, self._most_scoring))
+        late = math.ceil(costs.start_at(loader, step_seconds, self._most_auditing))
+        if step < start or step >= late or not costs.has_dear_calls(loader):
+            return max(step, start)
+        left, seconds = self._evidence.glance(loader, step)
+        if left is None or self._evidence.beliefs.least_factor(left, loader.batch_size) <= self._worth:
+            return step
+        self.last = Diagnosis(step, "wait", step_seconds, reason="losses of examples are nearly alike")
+        rare = math.ceil(seconds / (self._most_auditing * step_seconds))
+        return min(late, step + max(self._interval(step), rare))
 
     def _renewed_at(self, loader: "AdaptiveLoader", step_seconds: float) -> int:
         """The step at which scores in use are made anew although they seem to do."""

@@ -120,6 +120,11 @@ class ScoringCosts:
         scores = torch.cat([scorer(loader.examples_for_scoring(indices)) for indices in chunks])
         return scores, max(0.0, self.now(scorer) - started)
 
+    def has_dear_calls(self, loader: "AdaptiveLoader") -> bool:
+        """Whether a first score of a few examples takes as long as many steps, as on a GPU."""
+        assert loader.scorer is not None
+        return _is_on_cuda(loader.scorer)
+
     def start_at(self, loader: "AdaptiveLoader", step_seconds: float, most_scoring: float) -> float:
         """The step from which on first scores are affordable, or all at the price of training where that is soon after.
 
@@ -157,7 +162,7 @@ class ScoringCosts:
 
         on_cuda, found = _is_on_cuda(scorer), _suppose(loader, step_seconds)
         if on_cuda and _seconds_of_all(found, loader) <= spare_seconds:
-            time_scores(min(SMALLEST, num_examples))  # first use has costs of its own
+            scorer.look_at(loader.examples_for_scoring(choose(min(SMALLEST, num_examples))))
         else:
             growth = _GROWTH_ON_CUDA if on_cuda else _GROWTH
             found = try_out(time_scores, min(loader.scoring_chunk_size, num_examples), step_seconds, growth)

@@ -56,7 +56,8 @@ class Diagnosis:
         """For a progress bar: ``bar.set_postfix_str(loader.diagnosis().brief)``."""
         words = ["adaptive draws" if self.decision in ("refresh", "keep") else "uniform draws"]
         if self.decision == "wait":
-            words.append(f"scoring takes {self._num_steps}" if self._num_steps else "nothing measured yet")
+            known = f"scoring takes {self._num_steps}" if self._num_steps else self.reason
+            words.append(known or "nothing measured yet")
         if self.gain is not None:
             words.append(f"gain {self.gain:.2g}")
         if self.speedup is not None and self.speedup != 1:

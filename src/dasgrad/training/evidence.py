@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
 
+_GLANCED = 2048
+"""Examples whose losses a glance sees."""
+
+
 @dataclass(frozen=True, eq=False)
 class Sample:
     """Random examples and their exact scores."""
@@ -57,6 +61,23 @@ class Evidence:
         """Of a gradient, an example, in a large batch; at the last look at some."""
 
     # --- on a few examples ----------------------------------------------------------------------------
+
+    def glance(self, loader: "AdaptiveLoader", step: int) -> tuple[float | None, float]:
+        """What draws by the roots of losses leave of these roots' second moment, and the seconds that it took to see.
+
+        A forward pass of some examples, and a first idea of what there is to win: gradients mostly differ by as much as
+        the roots of losses, or by more. None without losses, and where they have no roots.
+        """
+        scorer, started = loader.scorer, self.costs.clock()
+        assert scorer is not None
+        if not scorer.has_losses:
+            return None, 0.0
+        indices = draw_examples(loader.sampler, step, min(_GLANCED, loader.scoring_chunk_size))
+        losses = scorer.with_score("loss")(loader.examples_for_scoring(indices)).double()
+        left = None
+        if bool(((losses >= 0) & (losses < math.inf)).all()):
+            left = second_moment_left(losses.sqrt(), weights_of(losses.sqrt(), loader.sampler.floor))
+        return left, max(0.0, self.costs.now(scorer) - started)
 
     def sample(self, loader: "AdaptiveLoader", step: int, number: int, step_seconds: float) -> Sample:
         """Score so many random examples; draws and probabilities stay as they are."""
