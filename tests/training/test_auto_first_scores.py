@@ -51,15 +51,15 @@ def let_glances_find(monkeypatch, left, seconds=0.0):
     return steps
 
 
-@pytest.mark.parametrize(("price", "step"), [(0.0, 34), (0.15, 34), (0.5, 50)])
+@pytest.mark.parametrize(("price", "step"), [(0.0, 25), (0.15, 25), (0.4, 42)])
 def test_all_are_scored_without_a_trial_once_that_is_affordable_at_the_price_of_training(
     monkeypatch, on_a_gpu, price, step
 ):
-    """First calls, as many as 20 steps take, are affordable from step 34 on, and 5 + 50 · price steps by then or 50."""
+    """First calls, as long as 15 steps, are affordable from step 25 on, and 5 + 50 · price steps by then or at 42."""
     calls, _, parts, _ = on_a_gpu()
     monkeypatch.setattr(costs, "_PRICE", price)
     train(*parts, step)
-    assert calls == [(step, "loss", NUM_EXAMPLES), (step, "gradient", NUM_EXAMPLES)]
+    assert calls == [(step, "gradient", NUM_EXAMPLES)]
 
 
 def test_what_the_scorer_learns_first_is_not_taken_for_what_scoring_costs(monkeypatch, on_a_gpu):
@@ -74,48 +74,62 @@ def test_what_the_scorer_learns_first_is_not_taken_for_what_scoring_costs(monkey
     monkeypatch.setattr(dasgrad.ExampleScorer, "look_at", lambda *args: take(100.0, look_at, *args))
     monkeypatch.setattr(parts[-1], "rescore", functools.partial(take, 2.0, rescore))
     monkeypatch.setattr(costs, "_PRICE", 0.0)
-    train(*parts, 34)
-    assert now[0] >= 34 + 102
+    train(*parts, 25)
+    assert now[0] >= 25 + 102
     assert auto.last.scoring_seconds == 2.0
 
 
-def test_trials_come_when_first_calls_are_affordable(on_a_gpu):
+def test_a_trial_is_one_call_when_first_calls_are_affordable(monkeypatch, on_a_gpu):
     """At the price of training all would take 80 steps."""
+    monkeypatch.setattr(costs, "_TRIED", 300)
     calls, _, parts, _ = on_a_gpu()
     assert costs._PRICE * NUM_EXAMPLES / 8 == 75
-    train(*parts, 33)
+    train(*parts, 24)
     assert not calls
     assert str(parts[-1].diagnosis()).count("\n") == 0  # nothing is known yet
     train(*parts, 1)
-    assert [call for call in calls if call[2] < NUM_EXAMPLES] == 3 * [(34, "gradient", 64)]
+    assert calls == [(25, "gradient", 300), (25, "gradient", NUM_EXAMPLES)]
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), [(65.0, 95.0, 85.0), (95.0, 65.0, 85.0), (2.0, 500.0, 5.27)])
+def test_a_call_that_takes_too_long_is_timed_again(monkeypatch, on_a_gpu, first, second, expected):
+    """5 steps whatever its size, and what is left goes with the number of examples, a tenth of it at least."""
+    monkeypatch.setattr(costs, "_TRIED", 300)
+    _, auto, parts, _ = on_a_gpu()
+    taken = iter([first, second])
+    time_once = costs.ScoringCosts.time_once
+    monkeypatch.setattr(costs.ScoringCosts, "time_once", lambda *args: (next(taken), time_once(*args)[1]))
+    monkeypatch.setattr(auto, "_look_at_all", lambda *args: None)
+    train(*parts, 25)
+    assert auto._costs.seconds["gradient"] == pytest.approx(expected, abs=0.01)
 
 
 @pytest.mark.parametrize(
     ("seconds", "glances"),
-    [(0.0, [34, 51, 76, 114, 171]), (2.0, [34, 54, 81, 121, 181]), (50.0, [34])],
+    [(0.0, [25, 37, 55, 82, 123]), (2.0, [25, 45, 67, 100]), (50.0, [25])],
 )
 def test_where_losses_are_alike_first_scores_wait_until_they_take_a_small_share(
     monkeypatch, on_a_gpu, seconds, glances
 ):
-    """First calls take 20 steps, a tenth of the time at step 200. Glances take no more than a tenth of it, either."""
+    """First calls take 15 steps, a tenth of the time at step 150. Glances take no more than a tenth of it, either."""
     calls, auto, parts, _ = on_a_gpu(options={"most_auditing": 0.1})
     steps = let_glances_find(monkeypatch, 0.95, seconds)
-    train(*parts, 199)
+    train(*parts, 149)
     assert steps == glances
     assert not calls
     assert auto.last.decision == "wait"
     assert "losses of examples are nearly alike" in str(auto.last)
     assert auto.last.brief == "uniform draws, losses of examples are nearly alike"
     train(*parts, 1)
-    assert calls[0][:2] == (200, "gradient")
+    assert calls[0][:2] == (150, "gradient")
 
 
 @pytest.mark.parametrize("left", [None, 0.1, 0.8])
 def test_else_they_do_not_wait(monkeypatch, on_a_gpu, left):
     calls, _, parts, _ = on_a_gpu()
     let_glances_find(monkeypatch, left)
-    train(*parts, 34)
-    assert calls[0][:2] == (34, "gradient")
+    train(*parts, 25)
+    assert calls[0][:2] == (25, "gradient")
 
 
 def test_a_cpu_does_not_glance(monkeypatch):

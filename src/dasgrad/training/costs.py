@@ -18,9 +18,9 @@ from dasgrad.training.trials import SMALLEST, Trial, try_out
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
-_GROWTH, _GROWTH_ON_CUDA = 8, 64
-"""Of trials; on a GPU thousands of examples mostly take no longer than a few, and each trial as long as many steps."""
-_CALL, _FIRST_CALLS = 0.005, 4
+_TRIED = 4096
+"""Examples of a trial on a GPU: thousands mostly take no longer than a few, and a call as long as many steps."""
+_CALL, _FIRST_CALLS = 0.005, 3
 """On a GPU, about: seconds that a chunk takes by its many calls, and how many times that where rules are checked."""
 _PRICE, _LEAST_PRICE = 1.5, 0.05
 """Scoring an example takes about so many times its share of a training step, at most and at least."""
@@ -149,7 +149,8 @@ class ScoringCosts:
         """A first idea of what scoring takes, from chunks of examples that ``choose`` gives so many of.
 
         Scores of the largest are kept for the `scores_of` that comes next, before the model changes. On a GPU nothing
-        is timed where all examples at the price of training take no more than ``spare_seconds``.
+        is timed where all examples at the price of training take no more than ``spare_seconds``, and one call where
+        they do not by that, either.
         """
         started = self.clock()
         num_examples = loader.sampler.num_examples
@@ -160,12 +161,18 @@ class ScoringCosts:
             self._tried = scorer, indices, scores
             return seconds
 
-        on_cuda, found = _is_on_cuda(scorer), _suppose(loader, step_seconds)
-        if on_cuda and _seconds_of_all(found, loader) <= spare_seconds:
+        most = min(loader.scoring_chunk_size, num_examples)
+        if _is_on_cuda(scorer):
             scorer.look_at(loader.examples_for_scoring(choose(min(SMALLEST, num_examples))))
+            found = _suppose(loader, step_seconds)
+            if _seconds_of_all(found, loader) > spare_seconds:
+                size = min(_TRIED, most)
+                found = _told_by(size, time_scores(size))
+                if _seconds_of_all(found, loader) > spare_seconds:  # something else may have been at work
+                    again = _told_by(size, time_scores(size))
+                    found = min(found, again, key=lambda trial: trial.each)
         else:
-            growth = _GROWTH_ON_CUDA if on_cuda else _GROWTH
-            found = try_out(time_scores, min(loader.scoring_chunk_size, num_examples), step_seconds, growth)
+            found = try_out(time_scores, most, step_seconds)
         self.seconds[score_name(scorer)] = _seconds_of_all(found, loader)
         self.trial_seconds += max(0.0, self.now(scorer) - started)
         return found
@@ -197,6 +204,11 @@ def _is_on_cuda(scorer: ExampleScorer) -> bool:
 def _suppose(loader: "AdaptiveLoader", step_seconds: float) -> Trial:
     """What scoring takes on a GPU at the price of training."""
     return Trial(_CALL, _PRICE * step_seconds / loader.batch_size)
+
+
+def _told_by(size: int, seconds: float) -> Trial:
+    """What scoring takes on a GPU, by one call."""
+    return Trial(_CALL, max(0.0, seconds - _CALL, 0.1 * seconds) / size)
 
 
 def _seconds_of_all(trial: Trial, loader: "AdaptiveLoader") -> float:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dasgrad.scoring import ExampleScorer
+from dasgrad.scoring.isolation import untouched
 from dasgrad.scoring.names import score_name
 from dasgrad.training.beliefs import Beliefs, NoiseBelief
 from dasgrad.training.costs import ScoringCosts
@@ -68,16 +69,21 @@ class Evidence:
         A forward pass of some examples, and a first idea of what there is to win: gradients mostly differ by as much as
         the roots of losses, or by more. None without losses, and where they have no roots.
         """
-        scorer, started = loader.scorer, self.costs.clock()
+        scorer = loader.scorer
         assert scorer is not None
-        if not scorer.has_losses:
+        if scorer.losses is None:
             return None, 0.0
-        indices = draw_examples(loader.sampler, step, min(_GLANCED, loader.scoring_chunk_size))
-        losses = scorer.with_score("loss")(loader.examples_for_scoring(indices)).double()
-        left = None
-        if bool(((losses >= 0) & (losses < math.inf)).all()):
-            left = second_moment_left(losses.sqrt(), weights_of(losses.sqrt(), loader.sampler.floor))
-        return left, max(0.0, self.costs.now(scorer) - started)
+        started = self.costs.now(scorer)
+        data = loader.examples_for_scoring(
+            draw_examples(loader.sampler, step, min(_GLANCED, loader.scoring_chunk_size))
+        )
+        with untouched(scorer.model), torch.no_grad():  # and not by a scorer, which takes three times as many calls
+            losses = scorer.losses(scorer.model, data).double()
+        roots = losses.sqrt()
+        left = (
+            second_moment_left(roots, weights_of(roots, loader.sampler.floor)) if float(losses.min()) >= 0 else math.nan
+        )
+        return left if math.isfinite(left) else None, max(0.0, self.costs.now(scorer) - started)
 
     def sample(self, loader: "AdaptiveLoader", step: int, number: int, step_seconds: float) -> Sample:
         """Score so many random examples; draws and probabilities stay as they are."""

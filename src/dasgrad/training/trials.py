@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SMALLEST, _LARGEST, _STEPS = 64, 512, 8
+SMALLEST, _LARGEST, _STEPS, _GROWTH = 64, 512, 8, 8
 """Examples scored at once: so many, growing by a factor, until a trial is as large or takes more than so many steps."""
 
 
@@ -21,14 +21,13 @@ class Trial:
         return -(-num_examples // chunk_size) * self.once + num_examples * self.each
 
 
-def try_out(time_scores: Callable[[int], float], most: int, step_seconds: float, growth: int) -> Trial:
+def try_out(time_scores: Callable[[int], float], most: int, step_seconds: float) -> Trial:
     """Score chunks that grow, and tell the part of their time that does not grow with them.
 
     Args:
         time_scores: scores so many examples, and returns the seconds it took.
         most: examples in the largest chunk.
         step_seconds: of a training step, by which trials are short or long.
-        growth: the factor.
     """
     size, previous = min(SMALLEST, most), (0, 0.0)
     time_scores(size)  # first use has costs of its own
@@ -38,6 +37,6 @@ def try_out(time_scores: Callable[[int], float], most: int, step_seconds: float,
         enough = size >= _LARGEST or seconds > _STEPS * step_seconds
         if size == most or (previous[0] and enough):
             break
-        size, previous = min(most, growth * size), (size, seconds)
+        size, previous = min(most, _GROWTH * size), (size, seconds)
     each = max((seconds - previous[1]) / (size - previous[0]), 0.1 * seconds / size)
     return Trial(max(0.0, seconds - each * size), each)
