@@ -42,6 +42,7 @@ METHODS = {
     "DASGrad": ("step", "accumulate_update_grads", "add_param_group", "zero_grad", "state_dict", "load_state_dict"),
     "ExampleScorer": (
         "copy_from",
+        "look_at",
         "explain",
         "listen",
         "noise",
