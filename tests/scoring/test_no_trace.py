@@ -1,5 +1,6 @@
 """Scoring leaves everything as it was, also when it fails, and does not mind the mode it is called in."""
 
+import contextlib
 import gc
 import random
 import weakref
@@ -202,12 +203,15 @@ def test_the_callers_mode_does_not_matter(score, path, mode):
         assert not found.is_inference()
 
 
-def test_tables_that_shorten_their_rows_are_not_written_to():
+@pytest.mark.parametrize("score", SCORES)
+def test_tables_that_shorten_their_rows_are_not_written_to(score):
     model = problems.seeded(lambda: nn.Sequential(nn.Embedding(5, 3, max_norm=0.1), nn.Flatten(), nn.Linear(6, 2)))
     before = model[0].weight.detach().clone()
     optimizer = dasgrad.DASGrad(model.parameters())
-    with pytest.warns(UserWarning, match="max_norm"):
-        dasgrad.ExampleScorer(model, problems.cross_entropy, optimizer)(torch.tensor([[0, 1], [2, 3]]), TARGETS[:2])
+    scorer = dasgrad.ExampleScorer(model, problems.cross_entropy, optimizer, score=score)
+    by_rules = score in ("dasgrad", "gradient")
+    with pytest.warns(UserWarning, match="max_norm") if by_rules else contextlib.nullcontext():
+        scorer(torch.tensor([[0, 1], [2, 3]]), TARGETS[:2])
     assert torch.equal(model[0].weight, before)
 
 
@@ -225,3 +229,25 @@ def test_nothing_of_a_pass_is_kept():
         assert all(held() is None for held in seen)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
+@pytest.mark.parametrize("score", SCORES)
+def test_nothing_is_changed_in_a_model_without_buffers(score, dtype):
+    """Losses of such a model are those of the model itself, and not of copies."""
+    model = problems.seeded(lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)))
+    model.train()
+    before = {name: (id(p), p._version, p.detach().clone()) for name, p in model.named_parameters()}
+    state = torch.get_rng_state()
+    scorer = dasgrad.ExampleScorer(
+        model, problems.cross_entropy, dasgrad.DASGrad(model.parameters()), score=score, dtype=dtype
+    )
+    scores = scorer(INPUTS, TARGETS)
+    assert not scores.requires_grad
+    assert torch.equal(scores, scorer(INPUTS, TARGETS))  # without dropout
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in model.modules())
+    for name, param in model.named_parameters():
+        identity, version, values = before[name]
+        assert (id(param), param._version, param.grad) == (identity, version, None)
+        assert torch.equal(param, values)

@@ -1,6 +1,8 @@
 """``refresh="auto"`` where first scores are dear, as on a GPU: when they are made, and what a glance at losses says."""
 
 import functools
+import math
+import sys
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import dasgrad
 from dasgrad.training import AutoRefresh, costs, evidence
 from dasgrad.training.evidence import Evidence
 from dasgrad.training.forecast import second_moment_left, weights_of
-from training.auto_runs import NUM_EXAMPLES, build, build_timed, losses_of, train
+from training.auto_runs import NUM_EXAMPLES, build, build_timed, losses_of, make_data, train
 
 CALL = 5.0
 """Steps that a call of a scorer takes as long as."""
@@ -59,7 +61,7 @@ def test_all_are_scored_without_a_trial_once_that_is_affordable_at_the_price_of_
     calls, _, parts, _ = on_a_gpu()
     monkeypatch.setattr(costs, "_PRICE", price)
     train(*parts, step)
-    assert calls == [(step, "gradient", NUM_EXAMPLES)]
+    assert calls == [(step, "loss", NUM_EXAMPLES), (step, "gradient", NUM_EXAMPLES)]
 
 
 def test_what_the_scorer_learns_first_is_not_taken_for_what_scoring_costs(monkeypatch, on_a_gpu):
@@ -88,7 +90,7 @@ def test_a_trial_is_one_call_when_first_calls_are_affordable(monkeypatch, on_a_g
     assert not calls
     assert str(parts[-1].diagnosis()).count("\n") == 0  # nothing is known yet
     train(*parts, 1)
-    assert calls == [(25, "gradient", 300), (25, "gradient", NUM_EXAMPLES)]
+    assert calls == [(25, "loss", NUM_EXAMPLES), (25, "gradient", 300), (25, "gradient", NUM_EXAMPLES)]
 
 
 @pytest.mark.parametrize(("first", "second", "expected"), [(65.0, 95.0, 85.0), (95.0, 65.0, 85.0), (2.0, 500.0, 5.27)])
@@ -140,11 +142,102 @@ def test_a_cpu_does_not_glance(monkeypatch):
     assert auto.last.decision != "wait"
 
 
+def test_they_wait_no_longer_than_until_they_take_the_share_although_the_last_glance_saw_alike(monkeypatch, on_a_gpu):
+    """From step 150 on nobody glances any more."""
+    _, auto, parts, _ = on_a_gpu(options={"most_auditing": 0.1})
+    steps = let_glances_find(monkeypatch, 0.95)
+    monkeypatch.setattr(auto, "_look_at_all", lambda *args: None)
+    train(*parts, 300)
+    assert max(steps) < 150
+
+
+@pytest.mark.parametrize(("worth", "waits"), [(0.5, True), (0.7, False)])
+def test_how_alike_goes_by_what_adaptive_draws_must_promise(monkeypatch, on_a_gpu, worth, waits):
+    """A left of 0.55 is at least a factor of 0.58 at the most noise that is believed."""
+    _, auto, parts, _ = on_a_gpu(options={"worth": worth})
+    let_glances_find(monkeypatch, 0.55)
+    factor = auto._evidence.beliefs.least_factor(0.55, parts[-1].batch_size)
+    assert 0.5 < factor < 0.7
+    train(*parts, 25)
+    assert (auto.last.decision == "wait") == waits
+
+
+def test_what_it_says_while_it_waits_names_the_score_and_the_time_of_a_step(monkeypatch, on_a_gpu):
+    _, auto, parts, _ = on_a_gpu()
+    let_glances_find(monkeypatch, 0.95)
+    train(*parts, 30)
+    assert (auto.last.score, auto.last.step_seconds) == ("gradient", 1.0)
+    assert "by 'gradient'" in str(auto.last)
+
+
+def test_nobody_glances_where_scores_are_in_use_already(monkeypatch, on_a_gpu):
+    """They were made by hand; what they are worth is for a look to say."""
+    _, _, parts, _ = on_a_gpu()
+    steps = let_glances_find(monkeypatch, 1.0)
+    parts[-1].refresh()
+    train(*parts, 40)
+    assert not steps
+
+
+def test_nobody_glances_where_nothing_is_to_wait(monkeypatch, on_a_gpu):
+    calls, _, parts, _ = on_a_gpu(options={"most_scoring": math.inf})
+    steps = let_glances_find(monkeypatch, 1.0)
+    train(*parts, 16)
+    assert not steps
+    assert calls[0][:2] == (16, "gradient")
+
+
+@pytest.mark.parametrize("share", [5e-324, 1e-310])
+def test_the_least_shares_are_no_reason_to_fail(monkeypatch, on_a_gpu, share):
+    _, auto, parts, _ = on_a_gpu(options={"most_auditing": share})
+    let_glances_find(monkeypatch, 1.0, 50.0)
+    monkeypatch.setattr(costs, "_CALL", 1e-3)
+    monkeypatch.setattr(auto, "_step_seconds", lambda: 1e-3)
+    train(*parts, 40)
+    assert auto._next_look == sys.maxsize
+
+
+def test_what_was_found_while_waiting_outlasts_a_checkpoint(monkeypatch, on_a_gpu):
+    _, auto, parts, _ = on_a_gpu()
+    let_glances_find(monkeypatch, 1.0)
+    train(*parts, 40)
+    _, other, again, _ = on_a_gpu()
+    again[-1].load_state_dict(parts[-1].state_dict())
+    assert (other.last, other._next_look) == (auto.last, auto._next_look)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 60])
+def test_a_trial_is_of_no_more_examples_than_are_scored_at_once(on_a_gpu, chunk_size):
+    calls, _, parts, _ = on_a_gpu(scoring_chunk_size=chunk_size)
+    train(*parts, 25)
+    number = NUM_EXAMPLES if chunk_size is None else chunk_size
+    assert calls[:2] == [(25, "loss", number), (25, "gradient", number)]
+
+
+def test_a_scorer_looks_at_few_examples(monkeypatch, on_a_gpu):
+    _, _, parts, _ = on_a_gpu()
+    look_at, numbers = dasgrad.ExampleScorer.look_at, []
+    monkeypatch.setattr(
+        dasgrad.ExampleScorer, "look_at", lambda self, data: (numbers.append(len(data[1])), look_at(self, data))[1]
+    )
+    train(*parts, 25)
+    assert numbers == [8]
+
+
+def test_a_clock_that_runs_backwards_makes_no_example_free_of_cost_or_worse(monkeypatch, on_a_gpu):
+    _, auto, parts, _ = on_a_gpu()
+    time_once = costs.ScoringCosts.time_once
+    monkeypatch.setattr(costs.ScoringCosts, "time_once", lambda *args: (-9.0, time_once(*args)[1]))
+    monkeypatch.setattr(auto, "_look_at_all", lambda *args: None)
+    train(*parts, 25)
+    assert auto._costs.seconds["gradient"] == CALL
+
+
 # --- what a glance sees ----------------------------------------------------------------------------------
 
 
 def test_a_glance_is_at_losses_alone(monkeypatch):
-    """It is what draws by their roots, floor included, would leave: of examples taken at random, all of them here."""
+    """It is what draws by their roots, floor included, would leave: of the examples that it was given."""
     auto = AutoRefresh()
     model, _, loader = build(auto)
     chosen = torch.arange(0, NUM_EXAMPLES, 3)
@@ -159,29 +252,82 @@ def test_a_glance_is_at_losses_alone(monkeypatch):
     assert not loader.sampler.refreshed
 
 
-def test_a_glance_is_at_no_more_examples_than_are_scored_at_once(monkeypatch):
+class Rows(torch.utils.data.Dataset):
+    """Examples read one by one, which draws random numbers."""
+
+    def __init__(self, data):
+        self.data, self.number = data, 0
+
+    def __len__(self):
+        return len(self.data[1])
+
+    def __getitem__(self, index):
+        self.number += 1
+        return self.data[0][index] + 0 * torch.rand(3), self.data[1][index]
+
+
+@pytest.mark.parametrize(
+    ("chunk_size", "fetched", "expected"), [(None, False, 400), (60, False, 60), (None, True, 256)]
+)
+def test_how_many_examples_a_glance_is_at(monkeypatch, chunk_size, fetched, expected):
     auto = AutoRefresh()
-    *_, loader = build(auto, scoring_chunk_size=60)
+    data = Rows(make_data(True)) if fetched else None
+    *_, loader = build(auto, data=data, scoring_chunk_size=chunk_size)
     numbers = []
     draw = evidence.draw_examples
-    monkeypatch.setattr(evidence, "draw_examples", lambda *args: (numbers.append(args[-1]), draw(*args))[1])
+
+    def draw_and_count(*args):
+        found = draw(*args)
+        numbers.append(len(found))
+        return found
+
+    monkeypatch.setattr(evidence, "draw_examples", draw_and_count)
+    state = torch.get_rng_state()
     auto._evidence.glance(loader, 7)
-    assert numbers == [60]
+    assert numbers == [expected]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not fetched or data.number == expected
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_losses_without_roots_say_nothing(value):
     auto = AutoRefresh()
-    inputs, targets = torch.ones(NUM_EXAMPLES, 3), torch.zeros(NUM_EXAMPLES)
-    *_, loader = build(auto, data=(inputs, targets))
-    scorer = dasgrad.ExampleScorer(
+    *_, loader = build(auto)
+    loader.scorer = dasgrad.ExampleScorer(
         loader.scorer.model, lambda outputs, targets: outputs[:, 0] * 0 + value, loader.optimizer, score="gradient"
     )
-    loader.scorer = scorer
     assert auto._evidence.glance(loader, 7)[0] is None
 
 
-def test_a_score_of_ones_own_has_no_losses_to_glance_at():
+@pytest.mark.parametrize("score", ["loss", "last_layer", lambda model, data: torch.ones(len(data[1]))])
+def test_only_gradients_are_judged_by_losses(score):
     auto = AutoRefresh()
-    *_, loader = build(auto, score=lambda model, data: torch.ones(len(data[1])))
+    model, optimizer, loader = build(auto)
+    loader.scorer = dasgrad.ExampleScorer(model, losses_of, optimizer, score=score)
     assert auto._evidence.glance(loader, 7) == (None, 0.0)
+
+
+def test_a_glance_is_in_the_scorers_precision_and_takes_half_where_memory_is_short():
+    """Data in float64 for a model in float32, and no more than 300 examples fit."""
+    auto = AutoRefresh()
+    inputs, targets = make_data(True)
+    model, optimizer, loader = build(auto, data=(inputs.double(), targets.double()))
+
+    def losses(model, data):
+        if len(data[1]) > 300:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return losses_of(model(data[0]), data[1])
+
+    loader.scorer = dasgrad.ExampleScorer(model, optimizer=optimizer, losses=losses, score="gradient", dtype="float32")
+    with pytest.warns(UserWarning, match="does not fit into memory"):
+        left, _ = auto._evidence.glance(loader, 7)
+    assert 0 < left < 1
+
+
+def test_losses_of_the_wrong_shape_are_named_at_the_first_glance(on_a_gpu):
+    _, _, (model, optimizer, loader), _ = on_a_gpu()
+    loader.scorer = dasgrad.ExampleScorer(
+        model, lambda outputs, targets: (outputs[:, 0] - targets).square().mean(), optimizer, score="gradient"
+    )
+    with pytest.raises(ValueError, match="the loss must be one value per example"):
+        train(model, optimizer, loader, 25)

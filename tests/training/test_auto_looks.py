@@ -226,7 +226,7 @@ def test_noise_that_is_no_number_is_not_remembered(monkeypatch):
 @pytest.mark.parametrize(("chunk_size", "num_chunks"), [(1024, 1), (100, 4)])
 def test_what_all_scores_cost_is_reckoned_from_a_few(monkeypatch, chunk_size, num_chunks):
     """A chunk takes 5 s and 0.5 s an example. Tried are 8 and 64 examples, which takes longer than 8 steps."""
-    monkeypatch.setattr(trials, "SMALLEST", 8)
+    monkeypatch.setattr(trials, "_SMALLEST", 8)
     options = {"options": {"num_audited": 64}, "scoring_chunk_size": chunk_size}
     _, (model, optimizer, loader), now = build_timed(rare=False, **options)
     score, sizes = dasgrad.ExampleScorer.__call__, []

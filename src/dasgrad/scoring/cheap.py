@@ -13,7 +13,7 @@ from dasgrad.scoring.shortcut import ForwardShortcut
 def loss_scores(function: LossFunction, data: Any) -> Tensor:
     """sᵢ = fᵢ(θ), which must not be negative: the sampler refuses negative scores."""
     with torch.no_grad(), ForwardShortcut():
-        return function.call(function.tensors(), data).detach()
+        return function.now(data)
 
 
 def last_layer_scores(function: LossFunction, data: Any) -> Tensor:

@@ -255,14 +255,16 @@ class ExampleScorer:
                 self._engine.add_by_fallback(function, measures, data, total)
         heard.fill(total.clamp(min=0.0).sqrt().to(self._precise(params)))
 
-    def look_at(self, data: Any) -> None:
+    def look_at(self, data: Any, targets: Any = None) -> None:
         """Find out on some examples what a first call finds out about the model, and score none where that can be.
 
         On a GPU that takes many times what scoring them does, and does not come again.
         """
-        if self.score not in ("dasgrad", "gradient"):
+        data = data if targets is None else (data, targets)
+        if self.score not in ("dasgrad", "gradient") or nested.count_examples(data) == 0:
             self(data)
             return
+        self._check_device(data)
         assert self._losses is not None
         function = LossFunction(self.model, self._losses, self._dtype)
         layout = find_layout(self.model, self._scored_parameters())

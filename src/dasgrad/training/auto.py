@@ -62,9 +62,11 @@ class AutoRefresh(StepCounter):
         worth: adaptive draws must promise to take at most this share of the time of uniform ones; the forecast leaves
             out what passes without replacement save.
         most_auditing: the share of the training time that looks may take where nothing is to be won, up to twenty
-            times that where much is; they are put off where they would take more.
+            times that where much is; they are put off where they would take more. On a GPU, where a first look takes
+            as long as hundreds of small steps, the first waits for as long where losses of examples are alike.
         most_scoring: what scoring may have taken, over the time of the steps so far. Early in training noise
             is not what holds it up, and scores go stale within tens of steps: a forecast promises too much there.
+            With ``math.inf`` nothing waits.
         costs: in seconds; None measures them.
         clock: seconds since some time, for steps on a CPU and for scoring; None is ``time.perf_counter``.
     """
@@ -203,16 +205,18 @@ class AutoRefresh(StepCounter):
     def _first_scores_at(self, loader: "AdaptiveLoader", step_seconds: float) -> int:
         """The step of the first scores; where these are dear, losses say first whether they are worth it so soon."""
         costs, step = self._costs, self.num_steps + 1
-        start = math.ceil(costs.start_at(loader, step_seconds, self._most_scoring))
-        late = math.ceil(costs.start_at(loader, step_seconds, self._most_auditing))
-        if step < start or step >= late or not costs.has_dear_calls(loader):
-            return max(step, start)
-        left, seconds = self._evidence.glance(loader, step)
+        start = costs.start_at(loader, step_seconds, self._most_scoring)
+        glancing = costs.has_dear_calls(loader) and not loader.sampler.refreshed and self._most_scoring < math.inf
+        if step < start or not glancing:
+            return max(step, math.ceil(start))
+        late = costs.start_at(loader, step_seconds, self._most_auditing)
+        left, seconds = self._evidence.glance(loader, step) if step < late else (None, 0.0)
         if left is None or self._evidence.beliefs.least_factor(left, loader.batch_size) <= self._worth:
             return step
-        self.last = Diagnosis(step, "wait", step_seconds, reason="losses of examples are nearly alike")
-        rare = math.ceil(seconds / (self._most_auditing * step_seconds))
-        return min(late, step + max(self._interval(step), rare))
+        name = score_name(self._scorer(loader))
+        self.last = Diagnosis(step, "wait", step_seconds, score=name, reason="losses of examples are nearly alike")
+        rare = seconds / max(self._most_auditing * step_seconds, sys.float_info.min)
+        return math.ceil(min(late, step + max(self._interval(step), rare)))
 
     def _renewed_at(self, loader: "AdaptiveLoader", step_seconds: float) -> int:
         """The step at which scores in use are made anew although they seem to do."""

@@ -1,6 +1,7 @@
 """What scoring costs: `Costs` where that is given, `ScoringCosts` where it is measured."""
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,13 @@ from dasgrad.scoring.isolation import device_of
 from dasgrad.scoring.names import score_name
 from dasgrad.training.overlap import Scored
 from dasgrad.training.stopwatch import Clock
-from dasgrad.training.trials import SMALLEST, Trial, try_out
+from dasgrad.training.trials import Trial, try_out
 
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
+_FEW = 8
+"""Examples that a scorer looks at, and a few more."""
 _TRIED = 4096
 """Examples of a trial on a GPU: thousands mostly take no longer than a few, and a call as long as many steps."""
 _CALL, _FIRST_CALLS = 0.005, 3
@@ -134,7 +137,7 @@ class ScoringCosts:
         assert loader.scorer is not None
         if not _is_on_cuda(loader.scorer):
             return min(_LATEST, _LEAST_PRICE * loader.sampler.num_examples / loader.batch_size / most_scoring)
-        steps = most_scoring * step_seconds
+        steps = max(most_scoring * step_seconds, sys.float_info.min)
         first, whole = _FIRST_CALLS * _CALL / steps, _seconds_of_all(_suppose(loader, step_seconds), loader) / steps
         return max(first, whole) if whole < 2 * first else first
 
@@ -149,8 +152,8 @@ class ScoringCosts:
         """A first idea of what scoring takes, from chunks of examples that ``choose`` gives so many of.
 
         Scores of the largest are kept for the `scores_of` that comes next, before the model changes. On a GPU nothing
-        is timed where all examples at the price of training take no more than ``spare_seconds``, and one call where
-        they do not by that, either.
+        is timed where all examples at the price of training take no more than ``spare_seconds``, else one call, and
+        where they take more by that a second one.
         """
         started = self.clock()
         num_examples = loader.sampler.num_examples
@@ -163,7 +166,7 @@ class ScoringCosts:
 
         most = min(loader.scoring_chunk_size, num_examples)
         if _is_on_cuda(scorer):
-            scorer.look_at(loader.examples_for_scoring(choose(min(SMALLEST, num_examples))))
+            scorer.look_at(loader.examples_for_scoring(choose(min(_FEW, num_examples))))
             found = _suppose(loader, step_seconds)
             if _seconds_of_all(found, loader) > spare_seconds:
                 size = min(_TRIED, most)

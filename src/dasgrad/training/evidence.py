@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
 
-_GLANCED = 2048
-"""Examples whose losses a glance sees."""
+_GLANCED, _GLANCED_FETCHED = 2048, 256
+"""Examples whose losses a glance sees, in memory and read one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,24 +67,25 @@ class Evidence:
     def glance(self, loader: "AdaptiveLoader", step: int) -> tuple[float | None, float]:
         """What draws by the roots of losses leave of these roots' second moment, and the seconds that it took to see.
 
-        A forward pass of some examples, and a first idea of what there is to win: gradients mostly differ by as much as
-        the roots of losses, or by more. None without losses, and where they have no roots.
+        A forward pass of some examples, and a first idea of what gradients leave, which mostly is as much or less. None
+        for scores that are not gradients, and for losses that have no roots.
         """
         scorer = loader.scorer
         assert scorer is not None
-        if scorer.losses is None:
+        if scorer.score not in ("dasgrad", "gradient"):
             return None, 0.0
         started = self.costs.now(scorer)
-        data = loader.examples_for_scoring(
-            draw_examples(loader.sampler, step, min(_GLANCED, loader.scoring_chunk_size))
-        )
-        with untouched(scorer.model), torch.no_grad():  # and not by a scorer, which takes three times as many calls
-            losses = scorer.losses(scorer.model, data).double()
-        roots = losses.sqrt()
-        left = (
-            second_moment_left(roots, weights_of(roots, loader.sampler.floor)) if float(losses.min()) >= 0 else math.nan
-        )
-        return left if math.isfinite(left) else None, max(0.0, self.costs.now(scorer) - started)
+        in_memory = loader.columns is not None
+        number = min(_GLANCED if in_memory else _GLANCED_FETCHED, loader.scoring_chunk_size)
+        # Reading can draw random numbers, which training would miss.
+        with nullcontext() if in_memory else untouched(scorer.model):
+            data = loader.examples_for_scoring(draw_examples(loader.sampler, step, number))
+        losses = scorer.with_score("loss")(data).double()
+        left, seconds = None, max(0.0, self.costs.now(scorer) - started)
+        if float(losses.min()) >= 0 and bool(losses.isfinite().all()):
+            roots = losses.sqrt()
+            left = second_moment_left(roots, weights_of(roots, loader.sampler.floor))
+        return left, seconds
 
     def sample(self, loader: "AdaptiveLoader", step: int, number: int, step_seconds: float) -> Sample:
         """Score so many random examples; draws and probabilities stay as they are."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SMALLEST, _LARGEST, _STEPS, _GROWTH = 64, 512, 8, 8
+_SMALLEST, _LARGEST, _STEPS, _GROWTH = 64, 512, 8, 8
 """Examples scored at once: so many, growing by a factor, until a trial is as large or takes more than so many steps."""
 
 
@@ -29,7 +29,7 @@ def try_out(time_scores: Callable[[int], float], most: int, step_seconds: float)
         most: examples in the largest chunk.
         step_seconds: of a training step, by which trials are short or long.
     """
-    size, previous = min(SMALLEST, most), (0, 0.0)
+    size, previous = min(_SMALLEST, most), (0, 0.0)
     time_scores(size)  # first use has costs of its own
     while True:
         # Twice: a compiler's time, or that of another program on this core, would be multiplied with all examples.
