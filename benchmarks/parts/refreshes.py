@@ -51,11 +51,11 @@ class Remembered(AsTheyAre):
 
     def __init__(self, scores: Tensor, step: int) -> None:
         self._memory = ScoreMemory()
-        super().__init__(self._memory.learn("", scores, FLOOR), step)
+        super().__init__(self._memory.learn("", scores, step, FLOOR), step)
 
     def learn(self, step: int, indices: Tensor, scores: Tensor, weights: Tensor | None = None) -> None:
         """Take new scores of all examples."""
-        super().learn(step, indices, self._memory.learn("", scores, FLOOR))
+        super().learn(step, indices, self._memory.learn("", scores, step, FLOOR))
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def test_every_part_of_a_state_is_kept():
         "made_at_audit": False,
         "tier": "last_layer",
         "beliefs": {"noise": {"inverse": 0.5, "weight": 60.0}, "aging": {"share": 0.4}},
-        "memory": {"name": "gradient", "left": [0.9, 0.8, 0.7], "squares": None},
+        "memory": {"name": "gradient", "left": [0.9, 0.8, 0.7], "squares": None, "step": 36},
         "scoring_seconds": {"gradient": 7.0},
         "lost": 0.8,
         "spent": 21.0,
@@ -153,7 +153,7 @@ def test_states_of_another_version_are_refused_by_number():
     loader = build("auto")[2]
     state = loader.state_dict()
     (key,) = (key for key, value in state.items() if isinstance(value, dict) and "auto" in value)
-    with pytest.raises(ValueError, match=r"state of version 8 of 'auto', got 2\."):
+    with pytest.raises(ValueError, match=r"state of version 9 of 'auto', got 2\."):
         loader.load_state_dict({**state, key: {**state[key], "auto": 2}})
 
 

@@ -119,7 +119,8 @@ def long_memory(monkeypatch):
 
     def remember(auto, name):
         generator = torch.Generator().manual_seed(1)
-        auto._evidence.memory.learn(name, torch.rand(NUM_EXAMPLES, generator=generator, dtype=torch.float64), 0.2)
+        scores = torch.rand(NUM_EXAMPLES, generator=generator, dtype=torch.float64)
+        auto._evidence.memory.learn(name, scores, 16, 0.2)
 
     return remember
 
@@ -141,7 +142,7 @@ def test_a_look_at_some_foretells_what_draws_by_memory_would_leave(long_memory):
     long_memory(auto, "gradient")
     found = auto._audit(loader, 16, 100)
     indices = torch.cat(list(found.chunks))
-    draws_by = auto._evidence.memory.foretell("gradient", found.scores, indices)
+    draws_by = auto._evidence.memory.foretell("gradient", found.scores, 16, indices)
     left = second_moment_left(found.scores, weights_of(draws_by, loader.sampler.floor))
     assert left > 1.2 * second_moment_left(found.scores, weights_of(found.scores, loader.sampler.floor))
     assert found.fresh == pytest.approx(found.noise.of_second_moment(left))

@@ -36,7 +36,7 @@ from dasgrad.training.tiers import CLEARLY, Tiers
 if TYPE_CHECKING:
     from dasgrad.training.loader import AdaptiveLoader
 
-STATE_VERSION = 8  # version 7 knew of learning rates
+STATE_VERSION = 9  # version 8 did not know when what it remembers was learnt
 _PLAIN = ["num_steps", "next_look", "next_audit", "refreshed_at", "left_then", "left_first", "made_at_audit"]
 _PLAIN += ["num_looked_at", "look_seconds", "promise", "looks_kept", "failure"]
 """Numbers and words of the state, by the names of attributes."""
@@ -134,7 +134,7 @@ class AutoRefresh(StepCounter):
             scored = loader.take_effect()
             if scored is not None:
                 self._costs.note_beside(scored, self.stopwatch.lost_beside())
-                self._evidence.remember(loader, scored.score)
+                self._evidence.remember(loader, scored)
             if self._failure or loader.pending or self.num_steps + 1 < self._next_look:
                 return
             step_seconds = self._step_seconds()
@@ -392,7 +392,8 @@ class AutoRefresh(StepCounter):
             return Option("refresh", best.factor, fresh, best.noise_left, scorer, soon)
 
         def draws_by(name: str, scores: Tensor) -> Tensor:
-            return weights_of(self._evidence.memory.foretell(name, scores, found.indices), loader.sampler.floor)
+            foretold = self._evidence.memory.foretell(name, scores, self.num_steps + 1, found.indices)
+            return weights_of(foretold, loader.sampler.floor)
 
         exact = refreshing(scorer, found.fresh)
         if self._costs.given is None:

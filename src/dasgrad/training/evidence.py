@@ -18,6 +18,7 @@ from dasgrad.training.costs import ScoringCosts
 from dasgrad.training.findings import Found, draw_examples
 from dasgrad.training.forecast import Noise, second_moment_left, weights_of
 from dasgrad.training.memory import ScoreMemory
+from dasgrad.training.overlap import Scored
 from dasgrad.training.trials import Trial
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Evidence:
         # Examples without a finite score are the refresh's business, which names them.
         finite = torch.isfinite(scores).to(sampler.device)
         scores = scores.to(sampler.device)[finite]
-        foretold = self.memory.foretell(score_name(scorer), scores, chosen[finite])
+        foretold = self.memory.foretell(score_name(scorer), scores, step, chosen[finite])
         return Sample(chosen, chunks, finite, scores, second_moment_left(scores, weights_of(foretold, sampler.floor)))
 
     def measure_noise(self, loader: "AdaptiveLoader", indices: Tensor, belief: NoiseBelief) -> None:
@@ -148,18 +149,18 @@ class Evidence:
 
     def rescore(self, loader: "AdaptiveLoader", scorer: ExampleScorer, noise: Noise) -> tuple[float, float]:
         """Rescore all examples; what that takes, and the noise that draws by the scores leave."""
-        name, sampler = score_name(scorer), loader.sampler
+        name, sampler, step = score_name(scorer), loader.sampler, loader.num_steps + 1
         started = self.costs.now(scorer)
-        loader.rescore(scorer, partial(self.memory.learn, name, floor=sampler.floor))
+        loader.rescore(scorer, partial(self.memory.learn, name, step=step, floor=sampler.floor))
         self.costs.note(name, self.costs.now(scorer) - started)
         seconds = self.seconds_of(name, loader)
         self.costs.spent += seconds
         return seconds, noise.of_second_moment(second_moment_left(self.memory.latest, sampler.weights))
 
-    def remember(self, loader: "AdaptiveLoader", name: str) -> None:
+    def remember(self, loader: "AdaptiveLoader", scored: Scored) -> None:
         """Have draws go by what scores made beside training, which the sampler just got, and those before foretell."""
         sampler = loader.sampler
-        sampler.refresh(self.memory.learn(name, sampler.scores, sampler.floor))
+        sampler.refresh(self.memory.learn(scored.score, sampler.scores, scored.computed_at, sampler.floor))
 
     def seconds_of(self, name: str, loader: "AdaptiveLoader") -> float:
         """Of scoring all examples by the score of that name."""
