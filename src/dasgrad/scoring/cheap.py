@@ -12,7 +12,7 @@ from dasgrad.scoring.shortcut import ForwardShortcut
 
 def loss_scores(function: LossFunction, data: Any) -> Tensor:
     """sᵢ = fᵢ(θ), which must not be negative: the sampler refuses negative scores."""
-    with torch.no_grad(), ForwardShortcut():
+    with ForwardShortcut():
         return function.now(data)
 
 

@@ -90,23 +90,24 @@ class LossFunction(nn.Module):
         other = (
             param.is_floating_point() and param.dtype != (self.dtype or param.dtype) for param in self.parameters()
         )
-        shortens = (getattr(module, "max_norm", None) is not None for module in self.modules())
-        return any(True for _ in self.buffers()) or any(shortens) or any(other)
+        return any(True for _ in self.buffers()) or bool(self._limited) or any(other)
+
+    @cached_property
+    def _limited(self) -> list[str]:
+        """Modules whose rows are shortened when they are looked up, by a forward pass."""
+        return [path for path, module in self.named_modules() if getattr(module, "max_norm", None) is not None]
 
     @cached_property
     def _held(self) -> tuple[dict[str, Tensor], list[str], list[tuple[str, Tensor]]]:
-        """Parameters; which of them a forward pass writes to, since looking up rows shortens them; buffers."""
+        """Parameters; which of them a forward pass writes to; buffers."""
         params = {name: self.cast(param.detach()) for name, param in self.named_parameters()}
-        limited = [path for path, module in self.named_modules() if getattr(module, "max_norm", None) is not None]
-        shortened = [f"{path}.weight" for path in limited if f"{path}.weight" in params]
+        shortened = [f"{path}.weight" for path in self._limited if f"{path}.weight" in params]
         return params, shortened, list(self.named_buffers())
 
     def now(self, data: Any) -> Tensor:
         """The losses as the model is now, which is left as it is; no gradient goes through them."""
-        if self._needs_copies:
-            return self.call(self.tensors(), data).detach()
-        with torch.no_grad():  # nothing to keep from being written to
-            values: Tensor = self(data)
+        with torch.no_grad():
+            values: Tensor = self.call(self.tensors(), data) if self._needs_copies else self(data)
         return values.detach()
 
     def call(self, tensors: Mapping[str, Tensor], data: Any, then: Callable[[Tensor], None] | None = None) -> Tensor:
