@@ -251,3 +251,14 @@ def test_nothing_is_changed_in_a_model_without_buffers(score, dtype):
         identity, version, values = before[name]
         assert (id(param), param._version, param.grad) == (identity, version, None)
         assert torch.equal(param, values)
+
+
+@pytest.mark.parametrize("has_buffer", [False, True])
+def test_losses_keep_no_graph(has_buffer):
+    model, graphs = problems.seeded(lambda: nn.Linear(3, 2)), []
+    if has_buffer:
+        model.register_buffer("other", torch.zeros(()))
+    model.register_forward_hook(lambda module, args, output: graphs.append(output.requires_grad))
+    dasgrad.ExampleScorer(model, problems.cross_entropy, score="loss")(INPUTS, TARGETS)
+    assert graphs
+    assert not any(graphs)

@@ -9,7 +9,7 @@ from dasgrad.training import AutoRefresh
 from dasgrad.training.beliefs import FADING
 from dasgrad.training.forecast import second_moment_left, weights_of
 from dasgrad.training.memory import RETAINED, ScoreMemory
-from training.auto_runs import CHEAP, build, losses_of, train
+from training.auto_runs import CHEAP, build, build_timed, losses_of, train
 
 NUM_EXAMPLES, FLOOR = 2000, 0.2
 STEP = 10_000
@@ -141,3 +141,21 @@ def test_auto_draws_by_what_its_memory_foretells(score, overlap, monkeypatch):
     assert len(refreshed) > 3
     assert loader.counter.state_dict()["memory"]["name"] == (score if score == "gradient" else "function")
     torch.testing.assert_close(loader.sampler.scores, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_all_that_is_foretold_is_for_the_step_at_hand(monkeypatch):
+    """Of the exact score and of cheaper ones, which are tried where the exact one takes as long as 12 steps."""
+    auto, parts, _ = build_timed()
+    prices = {"gradient": 12.0, "last_layer": 1.0, "loss": 1.0}
+    monkeypatch.setattr(auto._costs, "try_out", lambda *args: auto._costs.seconds.update(prices))
+    monkeypatch.setattr(auto, "_look_seconds", 0.0)
+    foretell, asked = ScoreMemory.foretell, []
+
+    def note(self, name, scores, step, indices):
+        asked.append((name, step, parts[-1].num_steps + 1))
+        return foretell(self, name, scores, step, indices)
+
+    monkeypatch.setattr(ScoreMemory, "foretell", note)
+    train(*parts, 100)
+    assert {name for name, *_ in asked} >= {"gradient", "last_layer"}
+    assert all(step == now for _, step, now in asked)
